@@ -1,0 +1,105 @@
+"""Recipes: how the numbers of a model are represented.
+
+A recipe is data. It says what is quantized and how, never how fast or by whom: engines execute recipes. This module
+imports no torch, so that a matrix of recipes can be planned and checked in milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from int8.errors import RecipeError
+
+Activation = Literal["float", "static", "dynamic"]
+ComputeDtype = Literal["auto", "fp32", "bf16"]
+
+#: ISAs on which BF16 arithmetic is native. Elsewhere it is emulated, several times slower than FP32.
+NATIVE_BF16_ISAS = frozenset({"amx"})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model's linears and its other operations represent numbers.
+
+    Attributes:
+        name: the recipe's name in the matrix and in records.
+        activation: ``float`` (nothing is quantized), ``static`` (one scale a tensor, found by calibration) or
+            ``dynamic`` (one scale a token, computed at run time).
+        smoothing: whether SmoothQuant's factor moves outliers from activations to weights (arXiv 2211.10438).
+        alpha: migration strength of the smoothing, 0 to 1; None where there is no smoothing.
+        compute_dtype: dtype of everything that is not an INT8 linear. ``auto`` follows the ISA: BF16 where the ISA
+            multiplies it natively, FP32 where it would be emulated.
+        weight_bits: 8, 7, or None for what the ISA needs: kernels without VNNI add pairs of products in 16 bit and
+            saturate unless weights keep to 7 bits.
+    """
+
+    name: str
+    activation: Activation
+    smoothing: bool = False
+    alpha: float | None = None
+    compute_dtype: ComputeDtype = "auto"
+    weight_bits: Literal[7, 8] | None = None
+
+    def __post_init__(self) -> None:
+        if self.smoothing and self.activation == "float":
+            raise RecipeError(f"recipe {self.name!r}: smoothing needs a quantized activation (static or dynamic)")
+        if self.smoothing != (self.alpha is not None):
+            raise RecipeError(f"recipe {self.name!r}: alpha is set exactly when smoothing is on")
+        if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
+            raise RecipeError(f"recipe {self.name!r}: alpha is {self.alpha}, but must lie between 0 and 1")
+
+    @property
+    def quantized(self) -> bool:
+        """True if the recipe's linears run in INT8."""
+        return self.activation != "float"
+
+    def resolve_compute_dtype(self, isa: str) -> Literal["fp32", "bf16"]:
+        """The dtype of the non-linear operations on ``isa`` (one of amx, vnni, avx512, avx2)."""
+        if self.compute_dtype != "auto":
+            return self.compute_dtype
+        return "bf16" if isa in NATIVE_BF16_ISAS else "fp32"
+
+    def resolve_weight_bits(self, isa: str) -> Literal[7, 8]:
+        """Bits of a weight on ``isa``: 7 where 8 would saturate a u8 x s8 kernel without VNNI."""
+        if self.weight_bits is not None:
+            return self.weight_bits
+        return 8 if isa in ("amx", "vnni") else 7
+
+    def replace(self, **changes: object) -> Recipe:
+        """A copy with the named fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+_NAMED = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("fp32", "float", compute_dtype="fp32"),
+        Recipe("bf16", "float", compute_dtype="bf16"),
+        Recipe("static", "static"),
+        Recipe("dynamic", "dynamic"),
+        Recipe("sq-static", "static", smoothing=True, alpha=0.85),
+        Recipe("sq-dynamic", "dynamic", smoothing=True, alpha=0.5),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the recipes that this version executes, in the order tables show them."""
+    return tuple(_NAMED)
+
+
+def get(name: str) -> Recipe:
+    """The recipe called ``name``.
+
+    Raises:
+        RecipeError: no such recipe; the message has the nearest names.
+    """
+    try:
+        return _NAMED[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, _NAMED, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_NAMED)}"
+        raise RecipeError(f"unknown recipe {name!r}; {hint}") from None
