@@ -1,0 +1,92 @@
+# Every task of the project. `make help` lists them; CONTRIBUTING.md explains them.
+#
+# make itself ends with 2 whatever a command's exit code was, and prints the code: "make: *** [nightly] Error 1".
+# Where the code matters (CI, scripts), ask again: `.venv/bin/harness gate` judges the stored run in a second.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# Which interpreter makes .venv, where runs are stored, where the site is built, which profile `nightly` measures.
+PYTHON ?= python3
+RESULTS ?= results
+SITE ?= site
+PROFILE ?= quick
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The stamp's name is the content that it stands for, so a checkout that only touches times reinstalls nothing. The
+# folder's own path is part of it: scripts of an environment do not survive a move.
+KEY := $(shell (cat requirements.lock pyproject.toml; pwd) | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.installed-$(KEY)
+
+.PHONY: help env fetch nightly test test-all lint format lock asv asv-check clean
+
+help: ## list the tasks
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+env: $(STAMP) ## make .venv from the lock file, unless it is there
+
+# The first installation leaves pip's own version alone: every pip that Python 3.11 ships reads the lock file. The
+# project is installed last, in place, with the environment's own setuptools, so this step needs no index.
+$(STAMP):
+	@.ci/check-host $(PYTHON)
+	echo "installing the environment into $(VENV)" >&2
+	if ! $(BIN)/python -m pip --version 2>/dev/null | grep -qF "$$PWD/"; then $(PYTHON) -m venv --clear $(VENV); fi
+	rm -f $(VENV)/.installed-*
+	$(PIP) install --quiet -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+fetch: $(STAMP) ## get and check the catalog's models and data
+	@$(BIN)/harness fetch
+
+# 0: all measured, 2: a cell failed, which the gate reports. With anything else there is no new run to judge. The site
+# is built whatever the gate says; then the gate's exit code is this command's.
+nightly: fetch ## measure, judge, and build the site
+	@status=0; $(BIN)/harness run --profile $(PROFILE) --results $(RESULTS) || status=$$?
+	if [ $$status != 0 ] && [ $$status != 2 ]; then exit $$status; fi
+	verdict=0; $(BIN)/harness gate --results $(RESULTS) || verdict=$$?
+	$(BIN)/harness report --results $(RESULTS) --site $(SITE)
+	echo "site: $(abspath $(SITE))/index.html"
+	exit $$verdict
+
+test: fetch ## run the tests that take less than a minute each
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST)
+
+test-all: fetch ## run every test, then nightly
+	@$(BIN)/python -m pytest $(PYTEST)
+	$(MAKE) nightly
+
+lint: $(STAMP) ## ruff, its formatter, and mypy
+	@$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff fix what it can
+	@$(BIN)/ruff check --fix .
+
+# Resolve pyproject.toml anew in a throwaway environment and write down what came. One upgrade is one commit: asv keys its
+# results by commit, so only then a change of speed can be told from a change of torch.
+lock: ## resolve pyproject.toml anew into requirements.lock
+	@.ci/check-host $(PYTHON)
+	scratch=$$(mktemp -d)
+	trap 'rm -rf "$$scratch"' EXIT
+	$(PYTHON) -m venv "$$scratch"
+	"$$scratch/bin/python" .ci/list-wanted > "$$scratch/wanted"
+	"$$scratch/bin/python" -m pip --disable-pip-version-check install --quiet -r "$$scratch/wanted"
+	"$$scratch/bin/python" -m pip freeze --all > "$$scratch/frozen"
+	.ci/write-lock < "$$scratch/frozen" > "$$scratch/lock"
+	cp "$$scratch/lock" requirements.lock
+
+asv: fetch ## measure HEAD with asv, check that something was saved, publish into the site
+	@$(BIN)/python -m benchmarks.run --site $(SITE)
+
+asv-check: $(STAMP) ## fail unless asv's results hold numbers for HEAD
+	@$(BIN)/python -m benchmarks.check
+
+clean: ## remove the environment and caches, never results or assets
+	rm -rf $(VENV) .venv-* build site .asv/env .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
