@@ -241,7 +241,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value):
-        return {name: to_json(getattr(value, name)) for name in _field_names(type(value))}
+        kind: Any = type(value)
+        return {name: to_json(getattr(value, name)) for name in _field_names(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -286,7 +287,7 @@ def _decode(kind: Any, data: Any) -> Any:
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in dataclasses.fields(kind))
 
 
