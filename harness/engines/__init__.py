@@ -1,0 +1,106 @@
+"""Engines: what executes a recipe. Importing this package imports no torch; preparing a model with an engine does."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from harness.errors import UsageError
+from harness.records import Evidence, Memory
+from int8.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.models import LoadedModel
+
+Batch = Mapping[str, "Tensor"]
+Phase = Literal["load", "calibrate", "quantize", "compile", "warmup"]
+
+_MODULES = {"int8": "harness.engines.int8", "torchao": "harness.engines.torchao"}
+
+
+@dataclass
+class Clocks:
+    """Seconds spent in each phase of making a cell ready. Phases never overlap: the inner one of two is an error.
+
+    ``on_phase`` is told each phase as it starts.
+    """
+
+    seconds: dict[Phase, float] = field(default_factory=dict)
+    on_phase: Callable[[Phase], None] | None = None
+    _running: Phase | None = None
+
+    @contextmanager
+    def measure(self, phase: Phase) -> Iterator[None]:
+        """Add the seconds of the ``with`` block to ``phase``."""
+        if self._running is not None:
+            raise RuntimeError(f"phase {phase} started inside phase {self._running}")
+        self._running = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            self._running = None
+
+
+class Prepared(Protocol):
+    """A model made ready by an engine: what is timed and judged."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The model's output for ``batch``; the first call of each input shape compiles."""
+        ...
+
+    def memory(self) -> Memory:
+        """Bytes of the model as it runs; ``peak_rss_bytes`` is left to the worker."""
+        ...
+
+    def evidence(self, batch: Batch) -> Evidence:
+        """What really runs for batches shaped like ``batch``; call it after such a batch has been compiled."""
+        ...
+
+
+class Engine(Protocol):
+    """Turns a loaded FP32 model into something that executes a recipe."""
+
+    name: str
+
+    def unsupported(self, recipe: Recipe, isa: str, deploy: str) -> str | None:
+        """Why this combination cannot be measured; None if it can. Imports no torch."""
+        ...
+
+    def prepare(
+        self, model: LoadedModel, recipe: Recipe, isa: str, calibration: Iterable[Batch], clock: Clocks
+    ) -> Prepared:
+        """Quantize ``model`` for ``isa`` and make it ready to compile.
+
+        Args:
+            model: the FP32 model; its module may be changed, the caller drops it.
+            calibration: batches of inputs; read only by recipes that need them.
+            clock: is given the phases calibrate and quantize.
+        """
+        ...
+
+
+def names() -> tuple[str, ...]:
+    """Names of the engines that this version has."""
+    return tuple(_MODULES)
+
+
+def get(name: str) -> Engine:
+    """The engine called ``name``.
+
+    Raises:
+        UsageError: no such engine.
+    """
+    if name not in _MODULES:
+        raise UsageError(f"unknown engine {name!r}; known: {', '.join(_MODULES)}")
+    module: Any = importlib.import_module(_MODULES[name])
+    return cast(Engine, module.ENGINE)

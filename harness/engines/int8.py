@@ -1,0 +1,94 @@
+"""Engine ``int8``: this project's library; ``fp32`` and ``bf16`` are plain torch.compile of the model as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from harness.engines import Batch, Clocks
+from harness.records import Evidence, Memory
+from int8.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from harness.models import LoadedModel
+
+
+class Int8Engine:
+    """Recipes of :mod:`int8.recipe`, compiled by torch.compile."""
+
+    name = "int8"
+
+    def unsupported(self, recipe: Recipe, isa: str, deploy: str) -> str | None:
+        """Why this combination cannot be measured; None if it can."""
+        return None if deploy == "jit" else f"deploy {deploy} is not part of this version"
+
+    def prepare(
+        self, model: LoadedModel, recipe: Recipe, isa: str, calibration: Iterable[Batch], clock: Clocks
+    ) -> Int8Prepared:
+        """Quantize (where the recipe does) and wrap for compilation; the first call of each shape compiles."""
+        import int8
+
+        module = model.module
+        if recipe.quantized:
+            with clock.measure("quantize"):
+                module = int8.quantize(module, recipe, calibration, isa=isa)
+        # allow_unfused: the worker compares the counts itself and fails the cell with them, so they reach the record.
+        return Int8Prepared(module, int8.compile(module, recipe=recipe, allow_unfused=True))
+
+
+class Int8Prepared:
+    """A model of ours, ready to run."""
+
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self._module = module
+        self._compiled = compiled
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The model's output for ``batch``."""
+        output: Tensor = self._compiled(**batch)
+        return output
+
+    def memory(self) -> Memory:
+        """Bytes of the module's parameters and buffers and of its linears' weights."""
+        return module_memory(self._module)
+
+    def evidence(self, batch: Batch) -> Evidence:
+        """Counts, kernels and ISA of one forward pass of ``batch``."""
+        from int8 import evidence
+
+        return from_mapping(evidence.collect(self._module, self._compiled, batch))
+
+
+def from_mapping(found: Any) -> Evidence:
+    """An Evidence out of a mapping or dataclass that may hold other fields as well."""
+    values = dataclasses.asdict(found) if dataclasses.is_dataclass(found) and not isinstance(found, type) else found
+    known = {f.name for f in dataclasses.fields(Evidence)}
+    kept = {key: value for key, value in dict(values).items() if key in known}
+    kept["notes"] = tuple(kept.get("notes", ()))
+    return Evidence(**kept)
+
+
+def module_memory(module: nn.Module) -> Memory:
+    """Bytes of parameters and buffers, and of the weights of ``nn.Linear`` modules, scales of quantized ones included."""
+    from torch import nn
+
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    weights = {id(m.weight): m.weight for m in module.modules() if isinstance(m, nn.Linear)}
+    return Memory(
+        model_bytes=sum(tensor_bytes(t) for t in tensors.values()),
+        linear_weight_bytes=sum(tensor_bytes(t) for t in weights.values()),
+    )
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes that a tensor holds; a subclass holds those of the tensors inside it."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner, _ = tensor.__tensor_flatten__()
+        return sum(tensor_bytes(getattr(tensor, name)) for name in inner)
+    return int(tensor.numel() * tensor.element_size())
+
+
+ENGINE = Int8Engine()
