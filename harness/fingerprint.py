@@ -73,6 +73,11 @@ def collect(root: Path = Path("/")) -> dict[str, Any]:
     return {field.name: _read(field, root) for field in FIELDS}
 
 
+def collect_field(name: str, root: Path = Path("/")) -> Value:
+    """One field of this host; None where it could not be read. Raises KeyError for a name that is no field."""
+    return _read({field.name: field for field in FIELDS}[name], root)
+
+
 def comparable_id(host: Mapping[str, Any]) -> str:
     """Twelve hex digits that are equal for hosts whose comparable fields are equal."""
     fields = {name: host.get(name) for name in COMPARABLE}
