@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +26,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from harness.errors import AssetError, UsageError
 
 Progress = Callable[[str], None]
+Arrays = dict[str, npt.NDArray[Any]]
 
 _MANIFEST = "asset.json"
 _DOWNLOAD_TIMEOUT_S = 1200
@@ -139,10 +144,54 @@ def ensure_all(*, verify: bool = False, progress: Progress | None = None) -> dic
     return {name: ensure(name, verify=verify, progress=progress) for name in known()}
 
 
+def cached_arrays(stem: str, compute: Callable[[], Arrays], folder: Path | None = None) -> Arrays:
+    """Arrays computed once and kept in ``<folder>/<stem>.npz``; folder defaults to ``cache`` below the root.
+
+    The stem must name everything that the arrays depend on. Processes that want the same arrays wait for the first. A
+    damaged file is computed again. Where nothing can be written the arrays are computed each time, with a warning.
+    """
+    folder = folder or root() / "cache"
+    path = folder / f"{stem}.npz"
+    found = _read_arrays(path)
+    if found is not None:
+        return found
+    try:
+        with lock(stem, folder=folder):
+            found = _read_arrays(path)
+            return found if found is not None else _write_arrays(path, compute())
+    except AssetError as error:
+        warnings.warn(f"{error}; computing {stem} without keeping it", stacklevel=2)
+        return compute()
+
+
+def _read_arrays(path: Path) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> Arrays:
+    """Keeps the arrays, by one rename; what cannot be kept is a warning, for the arrays are right all the same."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        warnings.warn(f"cannot keep {path} ({error.strerror}); it will be computed again", stacklevel=2)
+    return arrays
+
+
 @contextmanager
-def lock(name: str, say: Progress | None = None) -> Iterator[None]:
-    """Holds the lock ``name`` of the assets' folder; the system frees it when a process dies. AssetError if unwritable."""
-    path = root() / f".{name}.lock"
+def lock(name: str, say: Progress | None = None, folder: Path | None = None) -> Iterator[None]:
+    """Holds the lock ``name`` of a folder (the root by default); the system frees it when a process dies.
+
+    Raises AssetError where the folder cannot be written.
+    """
+    path = (folder or root()) / f".{name}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("w")
