@@ -24,10 +24,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 KEY := $(shell (cat requirements.lock pyproject.toml; pwd) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(KEY)
 
-.PHONY: help env fetch nightly test test-all lint format lock asv asv-check clean
+.PHONY: help env fetch nightly smoke site test test-all lint format lock asv asv-check history-pull history-push clean
 
 help: ## list the tasks
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 env: $(STAMP) ## make .venv from the lock file, unless it is there
 
@@ -62,7 +62,7 @@ test-all: fetch ## run every test, then nightly
 	@$(BIN)/python -m pytest $(PYTEST)
 	$(MAKE) nightly
 
-lint: $(STAMP) ## ruff, its formatter, and mypy
+lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check .
 	$(BIN)/mypy
 
@@ -82,11 +82,36 @@ lock: ## resolve pyproject.toml anew into requirements.lock
 	.ci/write-lock < "$$scratch/frozen" > "$$scratch/lock"
 	cp "$$scratch/lock" requirements.lock
 
-asv: fetch ## measure HEAD with asv, check that something was saved, publish into the site
-	@$(BIN)/python -m benchmarks.run --site $(SITE)
+# Where asv measures, and for which commits. `make asv ASV_RUN='HEAD^!'` builds an environment of asv's own for HEAD.
+ASV_RUN ?= --environment existing --set-commit-hash HEAD
 
-asv-check: $(STAMP) ## fail unless asv's results hold numbers for HEAD
+asv: fetch ## measure HEAD with asv, check that numbers were saved, publish them into the site
+	@$(BIN)/asv machine --yes > /dev/null
+	status=0; $(BIN)/asv run --show-stderr $(ASV_RUN) || status=$$?
+	$(BIN)/asv publish --html-dir $(SITE)/asv
+	$(BIN)/python -m benchmarks.check
+	exit $$status
+
+asv-check: $(STAMP) ## fail unless asv saved numbers for HEAD
 	@$(BIN)/python -m benchmarks.check
+
+smoke: fetch ## measure and judge the smallest profile in a store of its own: does the whole chain work?
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT
+	status=0; $(BIN)/harness run --profile smoke --results "$$scratch" || status=$$?
+	if [ $$status != 0 ] && [ $$status != 2 ]; then exit $$status; fi
+	$(BIN)/harness gate --results "$$scratch"
+
+# asv's pages come first: the site links them where they are.
+site: $(STAMP) ## build the site from the stored results
+	@if compgen -G "$(RESULTS)/asv/*/machine.json" > /dev/null; then $(BIN)/asv publish --html-dir $(SITE)/asv; fi
+	$(BIN)/harness report --results $(RESULTS) --site $(SITE)
+	echo "site: $(abspath $(SITE))/index.html"
+
+history-pull: ## add the results kept on the branch `results` to the stored ones
+	@.ci/history pull $(RESULTS)
+
+history-push: ## add the stored results to the branch `results`
+	@.ci/history push $(RESULTS)
 
 clean: ## remove the environment and caches, never results or assets
 	rm -rf $(VENV) .venv-* build site .asv/env .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
