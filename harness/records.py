@@ -845,5 +845,5 @@ def _refused(path: Path, error: OSError, kept: int | None = None) -> StoreError:
         advice = "make it writable, or choose another folder with --results"
     else:
         advice = "choose another folder with --results"
-    saved = f"; the {kept} records written before are kept" if kept else ""
+    saved = f"; records written before ({kept}) are kept" if kept else ""
     return StoreError(f"{path}: {reason}: {advice}{saved}")
