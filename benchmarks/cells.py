@@ -1,9 +1,9 @@
 """Benchmarks of the cells of engine ``int8``: model, recipe, ISA and scenario are their parameters.
 
-The ISA is a parameter and not part of asv's matrix: the harness starts masked workers itself, and so all ISAs are measured
-in an existing environment as well. The lists are the profile's and every ISA there is, whatever this host has, so that
-results of several hosts share one graph; what a host lacks is n/a. To asv lower is always better, hence seconds and not
-throughput, loss and not accuracy. Raise ``version`` when a number changes its meaning; asv then starts a new graph.
+The ISA is a parameter and not part of asv's matrix: the harness starts masked workers itself, and so all ISAs are
+measured in an existing environment as well. The lists are the profile's and every ISA there is, whatever this host has,
+so that results of several hosts share one graph; what a host lacks is n/a. To asv lower is always better, hence seconds
+and not throughput, loss and not accuracy. Raise ``version`` when a number changes its meaning: asv then starts anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Cell:
     setup_cache.timeout = 4 * 3600.0  # type: ignore[attr-defined] # cold compiles of large models, under every mask
 
     def setup(self, cache: dict[str, dict[str, Any]], model: str, recipe: str, isa: str, scenario: str) -> None:
-        """Finds the cell: n/a where this host does not measure it, an error where it was not measured as it should be."""
+        """Finds the cell: n/a where this host does not measure it, an error where measuring it failed."""
         cell = cache.get(key(model, recipe, isa, scenario))
         if cell is None or cell["status"] == "skipped":
             raise NotImplementedError(cell["reason"] if cell else f"this host does not measure {isa}")

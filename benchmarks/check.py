@@ -64,7 +64,7 @@ def main() -> int:
     print(f"asv: {counts.numbers} numbers saved for {commit[:8]}, {counts.sampled} of them with samples")
     if counts.numbers:
         return 0
-    print("error: asv saved no number for HEAD; run `make asv`, and see what it says of failed benchmarks", file=sys.stderr)
+    print("error: asv saved no number for HEAD; run `make asv` and see which benchmarks failed", file=sys.stderr)
     return 1
 
 

@@ -1,8 +1,8 @@
 """Measures a profile once with the harness, for all benchmarks together.
 
 A worker of the harness prepares a model once and then answers every scenario, while asv starts a process for each
-combination of parameters: measuring here, in asv's ``setup_cache``, saves most of the time. The harness is called by its
-command line, so that this process, and every one that only reads a number, stays free of torch.
+combination of parameters: measuring here, in asv's ``setup_cache``, saves most of the time. The harness is called by
+its command line, so that this process, and every one that only reads a number, stays free of torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def key(model: str, recipe: str, isa: str, scenario: str) -> str:
 def summary(record: Record) -> dict[str, Any]:
     """What the benchmarks need of a record, in plain types: a benchmark's process then imports nothing to read it.
 
-    ``batch_s`` holds samples of the seconds a batch takes, ``batch`` its sequences; the rest are metrics of the registry.
+    ``batch_s`` holds samples of the seconds a batch takes, ``batch`` its sequences; the rest are registered metrics.
     """
     return {
         "status": record.status,
