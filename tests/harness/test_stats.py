@@ -86,3 +86,54 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(rounds: int) ->
         assert result is not None and result.ci95 is not None
         covered += result.ci95[0] <= 1.0 <= result.ci95[1]
     assert covered / tries >= 0.88
+
+
+def test_speed_ratio_below_one_is_slower() -> None:
+    ratio = stats.speed_ratio(timing(0.08, 0.08, 0.08), timing(0.1, 0.1, 0.1))
+    assert ratio is not None
+    assert ratio.value == pytest.approx(0.8)
+    assert (ratio.unit, ratio.units) == ("round", 3)
+
+
+def test_speed_ratio_takes_the_process_as_unit_where_both_sides_have_several() -> None:
+    """Two processes that disagree by 20 %, each very sure of itself: the interval must know of the 20 %."""
+    sides = Timing(rounds=timing(*[0.1] * 6).rounds + timing(*[0.12] * 6, process=2).rounds)
+    pooled = Timing(rounds=tuple(Round(one.t0, 1, one.samples_s) for one in timing(*[0.1] * 12).rounds))
+    by_process, by_round = stats.speed_ratio(sides, sides), stats.speed_ratio(pooled, pooled)
+    assert by_process is not None and by_process.interval is not None
+    assert by_round is not None and by_round.interval is not None
+    assert (by_process.unit, by_process.units, by_round.unit) == ("process", 2, "round")
+    assert by_process.interval[1] / by_process.interval[0] > 1.3
+    assert by_round.interval == pytest.approx((1.0, 1.0))
+
+
+def test_speed_ratio_of_one_round_has_no_interval() -> None:
+    ratio = stats.speed_ratio(timing(0.1), timing(0.1, 0.1))
+    assert ratio is not None and ratio.interval is None and ratio.value == pytest.approx(1.0)
+
+
+def test_speed_ratio_of_nothing_is_nothing() -> None:
+    assert stats.speed_ratio(Timing(), timing(0.1)) is None
+    assert stats.speed_ratio(timing(0.1), timing(math.nan)) is None
+
+
+def test_expanded_level_is_wider_for_few_units_and_plain_for_many() -> None:
+    levels = [stats.expanded_level(units) for units in (2, 5, 20, 100_000)]
+    assert levels == sorted(levels)
+    assert levels[-1] == pytest.approx(0.025, rel=1e-3)
+    with pytest.raises(ValueError, match="two units"):
+        stats.expanded_level(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "n", "expected"),
+    [
+        (0.50, 0.5, 1000, True),
+        (0.52, 0.5, 1000, True),
+        (0.53, 0.5, 1000, False),
+        (0.73, 0.58, 20, True),
+        (0, 0, 9, True),
+    ],
+)
+def test_at_chance_depends_on_how_many_examples_there_are(value: float, chance: float, n: int, expected: bool) -> None:
+    assert stats.at_chance(value, chance, n) is expected

@@ -1,0 +1,532 @@
+"""Verdicts on a run's records, by the rules of docs/gates.md. Pure: no input or output, no clock, no torch.
+
+:func:`judge` looks at every cell (did it run, as its label says, accurately, fast) and at the run as a whole;
+:func:`exit_code` says what the gated verdicts come to.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness import stats
+from harness.records import Accuracy, Cell, Record, Run, RunHeader, Speedup, Timing
+
+Outcome = Literal["pass", "regression", "improvement", "inconclusive", "invalid", "failed"]
+
+#: Exit code of each outcome that is not a pass; where several apply, the first one here wins.
+EXIT_CODES: dict[Outcome, int] = {"invalid": 3, "failed": 2, "regression": 1, "inconclusive": 4}
+
+#: ``cell_key`` of verdicts on the run as a whole.
+WHOLE_RUN = "(run)"
+#: Recipes that quantize nothing: they have no fused linears to prove and no accuracy of their own to lose.
+FLOAT_RECIPES = frozenset({"fp32", "bf16"})
+#: Verdicts that must pass before a speed-up is shown.
+TRUSTED = frozenset({"status", "evidence", "accuracy", "flips", "chance"})
+#: Option of ``harness run`` that narrows each part of a cell.
+_AXES = {
+    "model": "--models",
+    "engine": "--engines",
+    "recipe": "--recipes",
+    "isa": "--isa",
+    "scenario": "--scenarios",
+    "deploy": "--deploy",
+    "task": "--task",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The limits. Fractions: ``accuracy_floor`` of FP32's metric, ``max_flips`` of the examples, ``speed_floor`` of the
+    baseline's speed. An interval of the speed that contains 1 and spans ``hopeless_span`` or more is inconclusive."""
+
+    accuracy_floor: float = 0.99
+    max_flips: float = 0.03
+    speed_floor: float = 0.90
+    hopeless_span: float = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was concluded about one thing, with its numbers and its reason.
+
+    ``value`` is what was judged and ``limit`` what it was held against, in one unit: for ``accuracy`` the task's
+    metric, for ``flips`` a fraction of the examples, for ``speed`` the ratio to the baseline's speed (``interval``
+    around it).
+    ``baseline`` is the number compared with: FP32's metric, or the baseline's seconds an iteration; ``baseline_run``
+    names the run that it comes from. ``command`` is the one to go on with, None where there is nothing to do.
+    """
+
+    cell_key: str
+    metric: str
+    outcome: Outcome
+    gated: bool
+    value: float | None = None
+    baseline: float | None = None
+    limit: float | None = None
+    reason: str = ""
+    command: str | None = None
+    interval: tuple[float, float] | None = None
+    baseline_run: str | None = None
+
+    @property
+    def good(self) -> bool:
+        """True for ``pass`` and ``improvement``."""
+        return self.outcome in ("pass", "improvement")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a run is compared with: cells that were measured (``records`` by cell key), and the headers, by run id, of
+    the runs that they come from."""
+
+    records: Mapping[str, Record]
+    headers: Mapping[str, RunHeader]
+
+    @classmethod
+    def of(cls, *runs: Run) -> Baseline:
+        """The measured cells of ``runs``; where several have a cell, the first of them counts."""
+        records: dict[str, Record] = {}
+        for run in runs:
+            if run.header.invalid_reason is None:
+                for key, record in latest(run).items():
+                    if record.status == "ok":
+                        records.setdefault(key, record)
+        return cls(records, {run.header.run_id: run.header for run in runs})
+
+
+def latest(run: Run) -> dict[str, Record]:
+    """The run's record of each cell, by key; where a cell has several, the last one."""
+    return {record.cell.key: record for record in run.records}
+
+
+def is_gated(cell: Cell, header: RunHeader) -> bool:
+    """True if the cell decides the exit code: engine ``int8``, and a recipe that the run's header lists."""
+    return cell.engine == "int8" and cell.recipe in header.gated
+
+
+def is_quantized(cell: Cell) -> bool:
+    """True if the cell's recipe runs linears in INT8. An unknown recipe counts as one, so that it must prove itself."""
+    return cell.recipe not in FLOAT_RECIPES
+
+
+def judge(run: Run, baseline: Run | Baseline | None = None, rules: Rules | None = None) -> list[Verdict]:
+    """Every verdict on ``run``: first on the run as a whole, then on its cells in the order measured, then on cells
+    that are gone. Only those with ``gated`` set decide."""
+    rules = rules or Rules()
+    reference = Baseline.of(baseline) if isinstance(baseline, Run) else baseline
+    verdicts = list(_judge_run(run))
+    for record in latest(run).values():
+        verdicts += judge_record(record, run.header, reference, rules)
+    return verdicts + list(_judge_missing(run, reference))
+
+
+def exit_code(verdicts: Iterable[Verdict], run: Run | None = None) -> int:
+    """3 host invalid, 2 something failed to run, 1 regression, 4 inconclusive, 0 pass; the first named that applies.
+
+    ``run`` adds what is true of the run as a whole, in case ``verdicts`` were filtered.
+    """
+    outcomes = {verdict.outcome for verdict in verdicts if verdict.gated}
+    if run is not None:
+        outcomes |= {verdict.outcome for verdict in _judge_run(run)}
+    return next((code for outcome, code in EXIT_CODES.items() if outcome in outcomes), 0)
+
+
+def published_speedup(record: Record, verdicts: Iterable[Verdict]) -> Speedup | None:
+    """The record's speed-up if it may be shown: speed without accuracy is never published.
+
+    ``verdicts`` are those on the record's run. None if the cell is not ``ok``, if its status, evidence, accuracy, flips
+    or chance did not pass, or if it is a quantized cell on other than synthetic weights whose accuracy nobody judged.
+    """
+    own = [verdict for verdict in verdicts if verdict.cell_key == record.cell.key and verdict.metric in TRUSTED]
+    if record.status != "ok" or not all(verdict.good for verdict in own):
+        return None
+    judged = any(verdict.metric == "accuracy" for verdict in own)
+    if is_quantized(record.cell) and not judged and (record.cell.task or record.cell.weights != "synthetic"):
+        return None
+    return record.speedup
+
+
+def commands(verdict: Verdict, run_id: str) -> tuple[tuple[str, str], ...]:
+    """What to do about a verdict that is not good, as (purpose, exact command): reproduce, profile, accept."""
+    if verdict.good or verdict.command is None:
+        return ()
+    if verdict.cell_key == WHOLE_RUN:
+        return (("repeat", verdict.command),)
+    found = [("reproduce", replay_command(verdict.cell_key))]
+    if verdict.metric == "speed":
+        found += [("profile", f"{replay_command(verdict.cell_key)} --profile")]
+        found += [("accept", f"harness accept {quoted(run_id)}")]
+    return tuple(found)
+
+
+def replay_command(cell_key: str) -> str:
+    """The command that measures one cell again."""
+    return f"harness replay {quoted(cell_key)}"
+
+
+def quoted(word: str) -> str:
+    """``word`` as a shell reads it back."""
+    return shlex.quote(word)
+
+
+# --- the run as a whole -----------------------------------------------------------------------------------------------
+
+
+def _judge_run(run: Run) -> Iterator[Verdict]:
+    again = shlex.join(("harness", *run.header.arguments)) if run.header.arguments else "harness run"
+    if run.header.invalid_reason is not None:
+        reason = f"the host was disturbed: {run.header.invalid_reason}"
+        yield Verdict(WHOLE_RUN, "host", "invalid", True, reason=reason, command=again)
+    if not run.finished:
+        reason = "the run did not finish: it was stopped or still goes on, and cells may be missing"
+        yield Verdict(WHOLE_RUN, "complete", "failed", True, reason=reason, command=again)
+    for problem in run.problems:
+        yield Verdict(WHOLE_RUN, "complete", "failed", True, reason=problem, command=again)
+    if all(record.status != "ok" for record in latest(run).values()):
+        reason = "no cell was measured" if run.records else "the run has no records"
+        yield Verdict(WHOLE_RUN, "complete", "failed", True, reason=reason, command=again)
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+
+
+def judge_record(
+    record: Record, header: RunHeader, baseline: Baseline | None = None, rules: Rules | None = None
+) -> list[Verdict]:
+    """The verdicts on one record of the run with ``header``. Empty for a skipped cell that the baseline lacks too."""
+    rules = rules or Rules()
+    before = baseline.records.get(record.cell.key) if baseline else None
+    gated = is_gated(record.cell, header)
+    if record.status != "ok":
+        return _judge_status(record, before, gated)
+    found = [Verdict(record.cell.key, "status", "pass", gated, reason="measured"), judge_evidence(record, gated)]
+    if record.accuracy is not None or (record.cell.task and is_quantized(record.cell)):
+        found += judge_accuracy(record, gated, rules)
+    disturbed = header.invalid_reason is not None
+    found.append(judge_speed(record, before, gated, rules, has_baseline=baseline is not None, disturbed=disturbed))
+    return found
+
+
+def _judge_status(record: Record, before: Record | None, gated: bool) -> list[Verdict]:
+    key, reason = record.cell.key, record.reason or "no reason was recorded"
+    if record.status == "skipped":
+        if before is None:
+            return []
+        lost = f"measured in {before.run_id}, now skipped: {reason}"
+        return [_failed(key, "status", gated, lost, baseline_run=before.run_id)]
+    outcome: Outcome = "invalid" if record.status == "invalid" else "failed"
+    return [Verdict(key, "status", outcome, gated, reason=reason, command=replay_command(key))]
+
+
+def _failed(key: str, metric: str, gated: bool, reason: str, baseline_run: str | None = None) -> Verdict:
+    return Verdict(key, metric, "failed", gated, reason=reason, command=replay_command(key), baseline_run=baseline_run)
+
+
+def judge_evidence(record: Record, gated: bool) -> Verdict:
+    """Did what the label says run? Absent evidence fails cells of engine ``int8``; others fail on a contradiction."""
+    problems = list(_isa_problems(record))
+    if record.cell.engine == "int8" and is_quantized(record.cell):
+        problems += _fusion_problems(record)
+    if problems:
+        return _failed(record.cell.key, "evidence", gated, "; ".join(problems))
+    fused = record.evidence.fused_linears
+    reason = f"ISA {record.evidence.isa_effective}" + (f", {fused} linears fused" if fused else "")
+    return Verdict(record.cell.key, "evidence", "pass", gated, reason=reason)
+
+
+def _isa_problems(record: Record) -> Iterator[str]:
+    isa, evidence = record.cell.isa, record.evidence
+    ours = record.cell.engine == "int8"
+    if evidence.isa_effective != isa and (ours or evidence.isa_effective is not None):
+        yield f"ran on ISA {evidence.isa_effective or 'unknown'}, not {isa}"
+    if evidence.amx_permission and isa != "amx":
+        yield f"the process had AMX permission under ISA {isa}: the mask did not hold"
+    if ours and is_quantized(record.cell):
+        if evidence.amx_permission is None:
+            yield "AMX permission was not recorded"
+        elif isa == "amx" and not evidence.amx_permission:
+            yield "the process had no AMX permission, so AMX did not run"
+
+
+def _fusion_problems(record: Record) -> Iterator[str]:
+    evidence = record.evidence
+    quantized, fused = evidence.quantized_linears, evidence.fused_linears
+    if not quantized:
+        yield "no linear was quantized" if quantized == 0 else "the number of quantized linears was not recorded"
+    elif fused is None:
+        yield "the number of fused linears was not recorded"
+    elif fused != quantized:
+        yield f"{fused} of {quantized} quantized linears ran in fused kernels"
+    slow = sorted(name for name in evidence.kernels if name.startswith("ref"))
+    if slow:
+        yield f"ran in reference kernels: {', '.join(slow)}"
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def judge_accuracy(record: Record, gated: bool, rules: Rules | None = None) -> list[Verdict]:
+    """Verdicts ``accuracy`` and ``flips``, and ``chance`` where the score is no better than guessing."""
+    rules = rules or Rules()
+    key, accuracy = record.cell.key, record.accuracy
+    if accuracy is None:
+        return [_failed(key, "accuracy", gated, f"no accuracy was measured on task {record.cell.task}")]
+    problem = _unusable(accuracy)
+    if problem:
+        return [_failed(key, "accuracy", gated, problem)]
+    return [
+        _accuracy_verdict(key, accuracy, gated, rules),
+        _flips_verdict(key, accuracy, gated, rules),
+        *_chance_verdicts(key, accuracy, gated),
+    ]
+
+
+def _unusable(accuracy: Accuracy) -> str | None:
+    numbers = ("value", "fp32_value", "chance", "delta", "flips")
+    bad = [name for name in numbers if not _is_number(getattr(accuracy, name))]
+    if bad:
+        return f"not a number: {', '.join(bad)}"
+    if accuracy.n < 1:
+        return "accuracy was judged on no example"
+    if not 0.0 <= accuracy.flips <= 1.0:
+        return f"flips is {accuracy.flips:g}, but must be a fraction from 0 to 1"
+    return None if accuracy.fp32_value > 0 else f"FP32's own {accuracy.metric} is {accuracy.fp32_value:g}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _worst_value(accuracy: Accuracy) -> float:
+    """The lower of the two statements of the cell's metric, so that a contradiction cannot hide a loss."""
+    return min(accuracy.value, accuracy.fp32_value + accuracy.delta)
+
+
+def _accuracy_verdict(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -> Verdict:
+    value, reference = _worst_value(accuracy), accuracy.fp32_value
+    limit = rules.accuracy_floor * reference
+    passed = _at_least(value, limit)
+    reason = (
+        f"{accuracy.metric} {value:.4g} is {100 * value / reference:.2f} % of FP32's {reference:.4g} on {accuracy.n} "
+        f"examples{_interval_text(accuracy.delta_ci95)}; {100 * rules.accuracy_floor:g} % is needed"
+    )
+    return Verdict(
+        key,
+        "accuracy",
+        "pass" if passed else "regression",
+        gated,
+        value=value,
+        baseline=reference,
+        limit=limit,
+        reason=reason,
+        command=None if passed else replay_command(key),
+    )
+
+
+def _interval_text(interval: tuple[float, float] | None) -> str:
+    return f" (difference {interval[0]:+.4f} to {interval[1]:+.4f})" if interval else ""
+
+
+def _flips_verdict(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -> Verdict:
+    passed = _at_least(rules.max_flips, accuracy.flips)
+    reason = (
+        f"{100 * accuracy.flips:.2f} % of {accuracy.n} predictions differ from FP32's (gained {accuracy.flips_gained}, "
+        f"lost {accuracy.flips_lost}); {100 * rules.max_flips:g} % are allowed"
+    )
+    return Verdict(
+        key,
+        "flips",
+        "pass" if passed else "regression",
+        gated,
+        value=accuracy.flips,
+        limit=rules.max_flips,
+        reason=reason,
+        command=None if passed else replay_command(key),
+    )
+
+
+def _chance_verdicts(key: str, accuracy: Accuracy, gated: bool) -> Iterator[Verdict]:
+    """FAILURES 18: a model at chance was mistaken for one that lost accuracy; its causes are others."""
+    value = _worst_value(accuracy)
+    if stats.at_chance(accuracy.fp32_value, accuracy.chance, accuracy.n):
+        reason = f"FP32 itself is at chance ({accuracy.fp32_value:.4g}, chance {accuracy.chance:.4g})"
+        yield _failed(key, "chance", gated, f"{reason}: check weights, head and label order before judging INT8")
+    elif stats.at_chance(value, accuracy.chance, accuracy.n):
+        reason = (
+            f"{accuracy.metric} {value:.4g} is at chance level {accuracy.chance:.4g}: broken rather than less accurate"
+        )
+        yield Verdict(
+            key,
+            "chance",
+            "regression",
+            gated,
+            value=value,
+            baseline=accuracy.fp32_value,
+            limit=accuracy.chance,
+            reason=reason,
+            command=replay_command(key),
+        )
+
+
+def _at_least(value: float, limit: float) -> bool:
+    """``value >= limit``, but for the rounding of the arithmetic that made them."""
+    return value >= limit or math.isclose(value, limit, rel_tol=1e-12)
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def judge_speed(
+    record: Record,
+    before: Record | None,
+    gated: bool,
+    rules: Rules | None = None,
+    *,
+    has_baseline: bool = True,
+    disturbed: bool = False,
+) -> Verdict:
+    """Verdict ``speed`` against the record ``before`` of the same cell, None where the baseline has none."""
+    rules = rules or Rules()
+    key = record.cell.key
+    problem = _unusable_timing(record.timing)
+    if problem:
+        return _failed(key, "speed", gated, problem)
+    if disturbed:
+        return Verdict(key, "speed", "invalid", gated, reason="not judged: the host was disturbed", command=None)
+    if before is None:
+        return Verdict(key, "speed", "pass", gated, reason="not in the baseline" if has_baseline else "no baseline")
+    ratio = stats.speed_ratio(before.timing, record.timing)
+    if ratio is None:
+        reason = f"not in the baseline: run {before.run_id} has no usable time for it"
+        return Verdict(key, "speed", "pass", gated, reason=reason, baseline_run=before.run_id)
+    name, value = _worst_speed(before.timing, record.timing, ratio.value)
+    outcome = _speed_outcome(value, ratio.interval, rules)
+    return Verdict(
+        key,
+        "speed",
+        outcome,
+        gated,
+        value=value,
+        baseline=stats.median_time_s(before.timing),
+        limit=rules.speed_floor,
+        reason=_speed_reason(name, value, ratio, record.timing, before, rules),
+        command=None if outcome in ("pass", "improvement") else f"{replay_command(key)} --profile",
+        interval=ratio.interval,
+        baseline_run=before.run_id,
+    )
+
+
+def _unusable_timing(timing: Timing) -> str | None:
+    if stats.median_time_s(timing) is None:
+        return (
+            "a sample is not a positive number"
+            if any(one.samples_s for one in timing.rounds)
+            else "no time was measured"
+        )
+    bad = [name for name, value in _published(timing).items() if not (_is_number(value) and value > 0)]
+    return f"not a positive number: {', '.join(bad)}" if bad else None
+
+
+def _published(timing: Timing) -> dict[str, float]:
+    """The numbers of speed that are shown to people, beside the samples."""
+    found = {} if timing.throughput is None else {"throughput": timing.throughput}
+    return found if timing.latency_s is None else {**found, "median latency": timing.latency_s.p50}
+
+
+def _worst_speed(before: Timing, now: Timing, of_rounds: float) -> tuple[str, float]:
+    """The lowest ratio among the rounds' and those of the published numbers, with its name."""
+    ratios = {"time of rounds": of_rounds}
+    old, new = _published(before), _published(now)
+    if _usable(old.get("throughput")) and "throughput" in new:
+        ratios["throughput"] = new["throughput"] / old["throughput"]
+    if _usable(old.get("median latency")) and "median latency" in new:
+        ratios["median latency"] = old["median latency"] / new["median latency"]
+    name = min(ratios, key=lambda key: ratios[key])
+    return name, ratios[name]
+
+
+def _usable(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def _speed_outcome(value: float, interval: tuple[float, float] | None, rules: Rules) -> Outcome:
+    if interval and interval[0] <= 1.0 <= interval[1] and interval[1] >= rules.hopeless_span * interval[0]:
+        return "inconclusive"
+    if not _at_least(value, rules.speed_floor):
+        return "regression"
+    return "improvement" if value > 1.0 / rules.speed_floor else "pass"
+
+
+def _speed_reason(name: str, value: float, ratio: stats.Ratio, now: Timing, before: Record, rules: Rules) -> str:
+    source = "" if name == "time of rounds" else f" (by {name})"
+    parts = [
+        f"{100 * value:.1f} % of the speed of run {before.run_id}{source}; {100 * rules.speed_floor:g} % is needed"
+    ]
+    if ratio.interval is None:
+        parts.append("one round: no interval")
+    else:
+        units = "processes" if ratio.unit == "process" else "rounds of one process"
+        low, high = (100 * end for end in ratio.interval)
+        parts.append(f"95 % interval {low:.1f}-{high:.1f} % over {ratio.units} {units}")
+    if now.brief or before.timing.brief:
+        parts.append("measured briefly")
+    if now.steady is False:
+        parts.append("never became steady")
+    return "; ".join(parts)
+
+
+# --- cells that are gone ----------------------------------------------------------------------------------------------
+
+
+def _judge_missing(run: Run, baseline: Baseline | None) -> Iterator[Verdict]:
+    """Gated cells that the baseline has measured, that this run was asked for, and that it has no record of."""
+    if baseline is None or not run.finished:
+        return
+    present = latest(run)
+    for key, record in baseline.records.items():
+        header = baseline.headers.get(record.run_id)
+        if key in present or header is None or not is_gated(record.cell, run.header):
+            continue
+        if was_asked_for(record.cell, run, header):
+            reason = f"missing: measured in run {record.run_id}, and this run was asked for it but has no record of it"
+            yield _failed(key, "status", True, reason, baseline_run=record.run_id)
+
+
+def was_asked_for(cell: Cell, run: Run, holder: RunHeader) -> bool:
+    """True if ``run`` should have measured ``cell``, which the run with header ``holder`` has measured.
+
+    Part by part: the values that the command line lists; else, if neither narrowed the same profile, all of the
+    holder's; else the values that occur in the run's records. A shard is held against the same shard only.
+    """
+    same_profile = run.header.profile is not None and run.header.profile == holder.profile
+    shard = option(run.header.arguments, "--shard")
+    if shard != option(holder.arguments, "--shard") or (shard is not None and not same_profile):
+        return False
+    return all(_asked_for_value(cell, axis, run, holder, same_profile) for axis in _AXES)
+
+
+def _asked_for_value(cell: Cell, axis: str, run: Run, holder: RunHeader, same_profile: bool) -> bool:
+    value = getattr(cell, axis)
+    listed = option(run.header.arguments, _AXES[axis])
+    if axis == "task" and value is None and cell.weights == "synthetic":
+        return True  # no task judges synthetic weights, whatever was asked for
+    if listed is not None and not (axis == "isa" and "native" in listed.split(",")):
+        return value in {part.strip() for part in listed.split(",")}
+    if listed is None and same_profile and option(holder.arguments, _AXES[axis]) is None:
+        return True
+    return any(getattr(record.cell, axis) == value for record in run.records)
+
+
+def option(arguments: Sequence[str], name: str) -> str | None:
+    """The last value of option ``name`` on a command line, written ``--name value`` or ``--name=value``."""
+    found = None
+    for position, word in enumerate(arguments):
+        if word == name and position + 1 < len(arguments):
+            found = arguments[position + 1]
+        elif word.startswith(f"{name}="):
+            found = word[len(name) + 1 :]
+    return found
