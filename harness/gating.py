@@ -240,8 +240,8 @@ def failure_lines(report: GateReport, results: str | None = None) -> list[str]:
 
 
 def with_results(command: str, results: str | None) -> str:
-    """``command`` with the store's folder, if that is not the default one."""
-    if results is None or "--results" in command:
+    """``command`` with the store's folder if that is not the default one; a replay takes none, as it reads no run."""
+    if results is None or "--results" in command or command.startswith("harness replay"):
         return command
     return f"{command} --results {_verdicts.quoted(results)}"
 

@@ -10,6 +10,7 @@ benchmarking in reasonable time", ISMM 2013).
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ def round_time_s(one: Round) -> float | None:
     """Median time of an iteration in one round, in seconds; None where it has none or any is not a positive number."""
     if not one.samples_s or not all(math.isfinite(sample) and sample > 0 for sample in one.samples_s):
         return None
-    return float(np.median(np.asarray(one.samples_s, dtype=np.float64)))
+    return float(statistics.median(one.samples_s))
 
 
 def round_times_s(timing: Timing) -> Array | None:

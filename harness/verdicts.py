@@ -168,6 +168,15 @@ def replay_command(cell_key: str) -> str:
     return f"harness replay {quoted(cell_key)}"
 
 
+def repeat_command(arguments: Sequence[str]) -> str:
+    """The command that measures a run again, whose ``arguments`` followed ``harness``; its id is left out, being taken."""
+    words = list(arguments) or ["run"]
+    while "--run-id" in words:
+        place = words.index("--run-id")
+        del words[place : place + 2]
+    return shlex.join(["harness", *(word for word in words if not word.startswith("--run-id="))])
+
+
 def quoted(word: str) -> str:
     """``word`` as a shell reads it back."""
     return shlex.quote(word)
@@ -177,7 +186,7 @@ def quoted(word: str) -> str:
 
 
 def _judge_run(run: Run) -> Iterator[Verdict]:
-    again = shlex.join(("harness", *run.header.arguments)) if run.header.arguments else "harness run"
+    again = repeat_command(run.header.arguments)
     if run.header.invalid_reason is not None:
         reason = f"the host was disturbed: {run.header.invalid_reason}"
         yield Verdict(WHOLE_RUN, "host", "invalid", True, reason=reason, command=again)

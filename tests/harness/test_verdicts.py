@@ -437,6 +437,18 @@ def test_commands_reproduce_profile_and_accept() -> None:
     assert verdicts.commands(unfinished, "now") == (("repeat", "harness run --profile quick"),)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ((), "harness run"),
+        (("run", "--run-id", "x", "--isa", "amx"), "harness run --isa amx"),
+        (("run", "--run-id=x", "--results", "my results"), "harness run --results 'my results'"),
+    ],
+)
+def test_a_run_is_repeated_without_its_id(arguments: tuple[str, ...], command: str) -> None:
+    assert verdicts.repeat_command(arguments) == command
+
+
 def published(one: Record) -> Speedup | None:
     return verdicts.published_speedup(one, verdicts.judge(run([one])))
 
