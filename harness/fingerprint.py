@@ -404,7 +404,7 @@ FIELDS: tuple[Field, ...] = (
     _field("compiler", _compiler),
     _field("torch_build", _torch_build),
     _field("lock_hash", _lock_hash),
-    _field("load_1m", _load),
+    _field("load_1min", _load),
     _field("steal_s", _ticks(7), "seconds"),
     _field("cpu_busy_s", _ticks(0, 1, 2, 5, 6), "seconds"),
 )

@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from harness import verdicts
 from harness.records import Record, Run, to_json
 
 #: Lists of measurements, which have no place in one field of a CSV row. Everything else of a record is a column.
@@ -66,17 +67,22 @@ def _flatten(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def as_table(run: Run) -> RenderableType:
-    """The records as a table: speed, speed-up, accuracy and evidence in one row a cell, reasons below."""
-    shown = [name for name in _COLUMNS if any(_COLUMNS[name](record) for record in run.records)]
+    """The records as a table: speed, speed-up, accuracy and evidence in one row a cell, reasons below.
+
+    A speed-up is shown only where accuracy passed: speed without it is never published.
+    """
+    found = verdicts.judge(run)
+    records = [dataclasses.replace(record, speedup=verdicts.published_speedup(record, found)) for record in run.records]
+    shown = [name for name in _COLUMNS if any(_COLUMNS[name](record) for record in records)]
     table = Table("cell", "status", title=_title(run), title_justify="left", caption_justify="left")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    for record in run.records:
+    for record in records:
         status = Text(record.status, style=_COLOURS[record.status])
         table.add_row(Text(_plain(record.cell.key)), status, *(Text(_COLUMNS[name](record)) for name in shown))
     reasons = [
         Text(f"{record.status}: {_plain(record.cell.key)}: {_plain(record.reason)}")
-        for record in run.records
+        for record in records
         if record.reason and record.status != "ok"
     ]
     return Group(table, *reasons)

@@ -298,10 +298,10 @@ def test_the_end_can_make_a_run_invalid(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with store.create_run(header()) as writer:
         writer.append(record())
-        writer.finish(invalid_reason="load rose to 9", host={"load_1m": 9.0})
+        writer.finish(invalid_reason="load rose to 9", host={"load_1min": 9.0})
     run = store.load(RUN_ID)
     assert run.header == dataclasses.replace(header(), invalid_reason="load rose to 9")
-    assert run.host_at_end == {"load_1m": 9.0}
+    assert run.host_at_end == {"load_1min": 9.0}
 
 
 def test_stores_merge_by_the_union_of_their_files(tmp_path: Path) -> None:

