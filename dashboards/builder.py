@@ -1,0 +1,354 @@
+"""Builds the site: reads each run once, writes every page into a folder beside the site, then swaps the folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dashboards import accuracy, changes, feed, frontier, health, judging, overview, runs, static_files, wording
+from dashboards import series as histories
+from dashboards.facts import Digest, digest
+from dashboards.judging import Judgement
+from dashboards.render import Pages
+from harness import metrics, verdicts
+from harness.errors import HarnessError, StoreError, UsageError
+from harness.records import RunHeader, Store, slug
+
+#: Proof that a folder is a site of ours, so that a wrong ``--site`` cannot wipe somebody's files.
+MARKER = ".int8-site"
+#: What a build keeps of the folder that it replaces: asv publishes its own pages there.
+KEPT = ("asv",)
+#: A host whose newest run is older than this, compared with the newest run of all, has left the overview.
+HOST_KEEP_S = 30 * 86400.0
+
+NAVIGATION = (
+    ("index.html", "Overview"),
+    ("frontier.html", "Frontier"),
+    ("accuracy.html", "Accuracy"),
+    ("series/index.html", "Series"),
+    ("runs/index.html", "Runs"),
+    ("health.html", "Health"),
+)
+
+
+@dataclass
+class History:
+    """What is left of all runs once each was read: series, the newest records, and a line a run."""
+
+    headers: list[RunHeader] = field(default_factory=list)
+    series: dict[str, histories.Series] = field(default_factory=dict)
+    latest: dict[str, dict[str, overview.Latest]] = field(default_factory=dict)
+    ailing: list[health.RunHealth] = field(default_factory=list)
+    lines: list[RunLine] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, found: Digest) -> None:
+        """Take in one run; runs come oldest first."""
+        number = len(self.headers)
+        self.headers.append(found.header)
+        counts = found.counts()
+        file = runs.file_of(found.header)
+        self.lines.append(RunLine(found.header, file, counts, len(found.problems), found.finished))
+        ill = health.run_health(found.header, file, found.problems, found.finished, counts["failed"])
+        if ill is not None:
+            self.ailing.append(ill)
+        mine = self.latest.setdefault(found.header.fingerprint, {})
+        for one in found.facts:
+            if one.key not in self.series:
+                self.series[one.key] = histories.Series(one.cell, one.key)
+            self.series[one.key].add(number, one)
+            mine[one.key] = overview.Latest(found.header, one)
+
+    def newest_of(self) -> dict[str, RunHeader]:
+        """The newest run of each host that is still on the overview, the host with the newest run first."""
+        found = {header.fingerprint: header for header in self.headers}
+        newest = max((header.started_at for header in found.values()), default=0.0)
+        kept = [header for header in found.values() if newest - header.started_at <= HOST_KEEP_S]
+        return {header.fingerprint: header for header in sorted(kept, key=lambda one: -one.started_at)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A run in the list of runs."""
+
+    header: RunHeader
+    file: str
+    counts: dict[str, int]
+    problems: int
+    finished: bool
+
+
+def build(store: Store, site: Path, *, now: float, repository: str | None = None) -> Path:
+    """Write the site of ``store`` into the folder ``site``, replacing the one that stands there.
+
+    A reader sees the old site or the new one, never half of either. asv's pages in ``site/asv`` are kept, and linked.
+
+    Args:
+        store: the runs.
+        site: the folder; it is made. One that holds something else than a site is refused.
+        now: Unix time in seconds, for the site's ages and its staleness.
+        repository: address of the repository's web pages, for links to commits; None for no such links.
+
+    Returns:
+        The overview, ``site/index.html``.
+
+    Raises:
+        UsageError: ``site`` is a file, or a folder with something else in it.
+        StoreError: the disk refuses.
+    """
+    site = Path(os.path.abspath(site))  # noqa: PTH100 - a link to the site stays a link
+    _check_target(site)
+    try:
+        with _beside(site) as draft:
+            _write_site(store, draft, now=now, repository=repository, asv=(site / "asv" / "index.html").is_file())
+            _swap(draft, site)
+    except OSError as error:
+        raise StoreError(
+            f"{site}: {error.strerror or error}: make it writable, free some space, or choose another folder with --site"
+        ) from error
+    return site / "index.html"
+
+
+def _check_target(site: Path) -> None:
+    if not site.exists():
+        return
+    if not site.is_dir():
+        raise UsageError(f"{site} is a file; choose a folder with --site")
+    names = {path.name for path in site.iterdir()}
+    if names - set(KEPT) and MARKER not in names:
+        raise UsageError(f"{site} holds something else than a site and would be replaced; choose another --site")
+
+
+@contextlib.contextmanager
+def _beside(site: Path) -> Iterator[Path]:
+    """An empty folder on the same disk as ``site``; gone in the end, unless it was moved."""
+    site.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{site.name}.", suffix=".draft", dir=site.parent))
+    draft.chmod(0o755)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _swap(draft: Path, site: Path) -> None:
+    """Put ``draft`` where ``site`` is; on an error the old site is back."""
+    if not site.exists():
+        draft.rename(site)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{site.name}.", suffix=".old", dir=site.parent)) / "site"
+    site.rename(old)
+    try:
+        draft.rename(site)
+    except OSError:
+        old.rename(site)
+        raise
+    for name in KEPT:
+        if (old / name).exists():
+            (old / name).rename(site / name)
+    shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def _write_site(store: Store, draft: Path, *, now: float, repository: str | None, asv: bool) -> None:
+    listing = store.listing()
+    judgements = {
+        header.fingerprint: judging.judge(store, header.run_id)
+        for header in {one.fingerprint: one for one in listing.headers}.values()
+    }
+    pages = Pages(
+        draft,
+        {
+            "navigation": NAVIGATION + ((("asv/index.html", "asv"),) if asv else ()),
+            "built_at": now,
+            "repository": repository,
+            "generated": any(bool(header.host.get("generated")) for header in listing.headers),
+        },
+    )
+    static_files.copy(draft / "static")
+    pages.write_text(MARKER, "Made by `harness report`; the next one replaces this folder.\n")
+    pages.write_text(".nojekyll", "")
+    history = History(problems=list(listing.problems))
+    keep = _to_compare(listing.headers, judgements)
+    kept: dict[str, Digest] = {}
+    for place, header in enumerate(listing.headers):
+        found = _read(store, header, history)
+        if found is None:
+            continue
+        if header.run_id in keep:
+            kept[header.run_id] = found
+        judgement = judgements.get(header.fingerprint)
+        mine = judgement if judgement and judgement.header.run_id == header.run_id else None
+        _write_run(pages, store, found, listing.headers, place, mine)
+        history.add(found)
+    _write_overview(pages, store, history, judgements, kept, now)
+    _write_series(pages, history)
+    _write_others(pages, history, judgements, now)
+
+
+def _read(store: Store, header: RunHeader, history: History) -> Digest | None:
+    try:
+        return digest(store.load(header.run_id), judging.trust)
+    except HarnessError as error:  # a file that vanished or broke since it was listed
+        history.problems.append(str(error))
+        return None
+
+
+def _to_compare(headers: tuple[RunHeader, ...], judgements: dict[str, Judgement]) -> set[str]:
+    """Runs that the overview compares: of each host the newest, the one before, and the baseline."""
+    wanted = {one.baseline for one in judgements.values() if one.baseline}
+    for fingerprint in judgements:
+        wanted |= {header.run_id for header in [one for one in headers if one.fingerprint == fingerprint][-2:]}
+    return wanted
+
+
+def _write_run(
+    pages: Pages,
+    store: Store,
+    found: Digest,
+    headers: tuple[RunHeader, ...],
+    place: int,
+    judgement: Judgement | None,
+) -> None:
+    before = next((one for one in reversed(headers[:place]) if one.fingerprint == found.header.fingerprint), None)
+    pages.write(
+        runs.file_of(found.header),
+        "run.html",
+        title=f"Run {found.header.run_id}",
+        run=found,
+        counts=found.counts(),
+        judgement=judgement,
+        groups=runs.groups(found),
+        failures=runs.failures(store, found),
+        skipped=[one for one in found.facts if one.status == "skipped"],
+        before=before,
+        before_file=runs.file_of(before) if before else None,
+        earlier=runs.file_of(headers[place - 1]) if place else None,
+        later=runs.file_of(headers[place + 1]) if place + 1 < len(headers) else None,
+        environment=runs.environment_changes(before, found.header),
+        clocks=runs.CLOCKS,
+    )
+
+
+def _write_overview(
+    pages: Pages,
+    store: Store,
+    history: History,
+    judgements: dict[str, Judgement],
+    kept: dict[str, Digest],
+    now: float,
+) -> None:
+    newest = history.newest_of()
+    if not newest:
+        pages.write("index.html", "empty.html", title="Overview", problems=history.problems, root=str(store.root.name))
+        return
+    latest = {host: overview.recent(history.latest[host]) for host in newest}
+    first = next(iter(newest.values()))
+    comparisons = []
+    for host, header in newest.items():
+        mine = [one for one in history.headers if one.fingerprint == host]
+        after = kept.get(header.run_id)
+        if after is None:
+            continue
+        if len(mine) > 1 and mine[-2].run_id in kept:
+            comparisons.append(changes.compare("Since the previous run", kept[mine[-2].run_id], after))
+        baseline = judgements[host].baseline
+        if baseline in kept and baseline != header.run_id and (len(mine) < 2 or baseline != mine[-2].run_id):
+            comparisons.append(changes.compare("Since the baseline", kept[baseline], after))
+    pages.write(
+        "index.html",
+        "overview.html",
+        title="Overview",
+        newest=first,
+        newest_file=runs.file_of(first),
+        judgements=[judgements[host] for host in newest],
+        hosts={host: overview.host_title(header) for host, header in newest.items()},
+        files={header.run_id: runs.file_of(header) for header in history.headers},
+        counts=history.lines[-1].counts,
+        panels=overview.panels(latest, judgements, now=now),
+        comparisons=comparisons,
+        stale_after=overview.STALE_S,
+        stale=now - first.started_at > overview.STALE_S,
+        age=wording.age(now - first.started_at),
+        problems=history.problems,
+    )
+
+
+def _write_series(pages: Pages, history: History) -> None:
+    files = [runs.file_of(header) for header in history.headers]
+    pages.write_script("data/runs.js", "runs", histories.runs_script(history.headers, files))
+    for one in history.series.values():
+        name = slug(one.key)
+        pages.write_script(f"data/series/{name}.js", "series", histories.script_data(one))
+        pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, history.headers))
+        pages.write(
+            f"series/{name}.html",
+            "series.html",
+            title=one.key,
+            series=one,
+            name=name,
+            newest=histories.newest_points(one, history.headers, files),
+            scenario=wording.scenario_title(one.cell.scenario),
+            replay=verdicts.replay_command(one.key),
+        )
+    pages.write("series/index.html", "series_index.html", title="Series", lines=histories.index_lines(history.series.values()))
+
+
+def _write_others(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:
+    current = [one.facts for host in history.newest_of() for one in overview.recent(history.latest[host]).values()]
+    pages.write("frontier.html", "frontier.html", title="Frontier", charts=frontier.charts(current))
+    pages.write("accuracy.html", "accuracy.html", title="Accuracy", groups=accuracy.groups(current))
+    pages.write_text("data/latest.csv", histories.latest_csv(current))
+    margin = metrics.get("throughput").default_margin
+    prints = [header.fingerprint for header in history.headers]
+    pages.write(
+        "health.html",
+        "health.html",
+        title="Health",
+        ailing=list(reversed(history.ailing)),
+        runs_read=len(history.headers),
+        problems=history.problems,
+        noises=health.noises(history.series.values(), prints, margin),
+        window=health.WINDOW,
+    )
+    pages.write("runs/index.html", "runs_index.html", title="Runs", lines=list(reversed(history.lines)))
+    _write_feeds(pages, history, judgements, now)
+
+
+def _write_feeds(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:
+    words = {one.header.run_id: one for one in judgements.values()}
+    entries = []
+    for line in reversed(history.lines[-feed.ENTRIES :]):
+        judged = words.get(line.header.run_id)
+        counted = ", ".join(f"{count} {status}" for status, count in line.counts.items() if count)
+        title = f"{judged.title}: " if judged else ""
+        entries.append((line.header, line.file, f"{title}{line.header.run_id}", counted or "no records"))
+    pages.write_text("feed.atom", feed.atom(entries, now))
+    newest = list(history.newest_of().values())
+    head = words.get(newest[0].run_id) if newest else None
+    pages.write_text("badge.svg", feed.badge(head.state if head else "none", head.title.lower() if head else "no run"))
+    series: list[dict[str, Any]] = [
+        {
+            "key": one.key,
+            "runs": len(one.runs),
+            "page": f"series/{slug(one.key)}.html",
+            "csv": f"data/series/{slug(one.key)}.csv",
+        }
+        for one in history.series.values()
+    ]
+    pages.write_text(
+        "data/index.json",
+        feed.index_json(
+            now=now,
+            headers=history.headers,
+            files=[line.file for line in history.lines],
+            series=series,
+            judgements=judgements.values(),
+            pages=[name for name, _ in pages.shared["navigation"]],
+        ),
+    )

@@ -1,0 +1,78 @@
+"""What differs between two runs of one host: cells that changed their speed, their accuracy or their status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dashboards import wording
+from dashboards.facts import Digest, Facts
+from harness.records import RunHeader, slug
+
+#: A change of speed below this share is not worth a line, however narrow the intervals are.
+SMALL = 0.02
+#: How many lines the overview shows.
+MOST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One cell that is not as it was. ``kind``: better, worse or other; ``weight`` sorts, the largest first."""
+
+    key: str
+    href: str
+    kind: str
+    what: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The newest run against an earlier one. ``more``: how many changes are not listed."""
+
+    title: str
+    since: RunHeader
+    changes: tuple[Change, ...]
+    more: int
+    versions: tuple[tuple[str, str, str], ...]
+
+
+def _apart(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    if one is None or other is None:
+        return False
+    return one[0] > other[1] or one[1] < other[0]
+
+
+def change_of(before: Facts, after: Facts) -> Change | None:
+    """How ``after`` differs from ``before``, or None where it does not beyond the intervals of both."""
+    href = f"series/{slug(after.key)}.html"
+    if before.status != after.status:
+        kind = "better" if after.status == "ok" else "worse"
+        return Change(after.key, href, kind, f"{before.status} → {after.status}", 100.0)
+    if before.trust.outcome != after.trust.outcome:
+        kind = {"pass": "better", "fail": "worse"}.get(after.trust.outcome, "other")
+        what = f"accuracy verdict {before.trust.outcome} → {after.trust.outcome}"
+        return Change(after.key, href, kind, what, 50.0)
+    if before.p50 and after.p50 and _apart(before.p50_ci, after.p50_ci):
+        ratio = before.p50 / after.p50 - 1
+        if abs(ratio) >= SMALL:
+            what = f"{abs(100 * ratio):.1f} % {'faster' if ratio > 0 else 'slower'}"
+            what += f" ({wording.duration(before.p50)} → {wording.duration(after.p50)} a batch)"
+            return Change(after.key, href, "better" if ratio > 0 else "worse", what, abs(ratio))
+    return None
+
+
+def version_changes(before: dict[str, str], after: dict[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Names with the old and the new version, where they differ."""
+    names = sorted(set(before) | set(after))
+    changed = [(name, before.get(name, "none"), after.get(name, "none")) for name in names]
+    return tuple(item for item in changed if item[1] != item[2])
+
+
+def compare(title: str, before: Digest, after: Digest) -> Comparison:
+    """The cells that both runs have and that changed, the largest change first."""
+    old = {one.key: one for one in before.facts}
+    found = [change_of(old[one.key], one) for one in after.facts if one.key in old]
+    changes: Sequence[Change] = sorted((one for one in found if one is not None), key=lambda one: (-one.weight, one.key))
+    versions = version_changes(before.header.versions, after.header.versions)
+    return Comparison(title, before.header, tuple(changes[:MOST]), max(len(changes) - MOST, 0), versions)
