@@ -21,9 +21,8 @@ from harness.errors import UsageError
 from harness.records import Cell
 from int8 import recipe as recipes
 from int8.errors import RecipeError
-from int8.isa import NAMES as isa_names
+from int8.isa import NAMES as ISAS
 
-ISAS = isa_names
 DEPLOYS = ("jit", "aoti")
 #: The cell that speed-ups are measured against: same model, ISA and scenario.
 BASELINE = ("int8", "fp32")
@@ -144,8 +143,7 @@ class Profile:
 class Overrides:
     """What the command line asks for; None leaves the profile's value, a tuple replaces it.
 
-    ``shard`` is (i, n), 1 <= i <= n. ``no_task`` leaves accuracy out. A task given here is judged on every model,
-    synthetic weights included; a profile's only where weights are real.
+    ``shard`` is (i, n), 1 <= i <= n. ``no_task`` leaves accuracy out.
     """
 
     models: tuple[str, ...] | None = None
@@ -162,10 +160,11 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Names that exist. ``models`` maps a name to ``real`` or ``synthetic`` (None: not known before it is loaded)."""
+    """Names that exist. ``speed_only``: models that no task can judge, because their weights are synthetic."""
 
-    models: Mapping[str, str | None]
+    models: tuple[str, ...]
     tasks: tuple[str, ...] = ()
+    speed_only: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ def plan(
     """
     models = _unique(overrides.models or profile.models)
     # A name with a slash is a folder or a hub id: whether it exists is known when it is loaded.
-    _check("model", (m for m in models if "/" not in m), tuple(catalog.models))
+    _check("model", (m for m in models if "/" not in m), catalog.models)
     deploys = _unique(overrides.deploys or profile.deploys)
     _check("deploy", deploys, DEPLOYS)
     scenarios = _unique(
@@ -287,10 +286,13 @@ def plan(
     task = None if overrides.no_task else overrides.task or profile.task
     if task is not None:
         _check("task", (task,), catalog.tasks)
+    unjudged = [model for model in models if model in catalog.speed_only]
+    if task is not None and unjudged:
+        notices += (f"{', '.join(unjudged)}: synthetic weights, measured for speed alone",)
     pairs = _engine_recipes(profile, overrides)
     cells = []
     for model, isa in _shard(((m, i) for m in models for i in isas), overrides.shard):
-        judged = task if overrides.task or catalog.models.get(model) != "synthetic" else None
+        judged = None if model in catalog.speed_only else task
         for scenario in scenarios:
             for deploy in deploys:
                 for engine, recipe in pairs:

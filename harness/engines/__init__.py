@@ -32,7 +32,7 @@ class Clocks:
     """
 
     seconds: dict[Phase, float] = field(default_factory=dict)
-    on_phase: Callable[[Phase], None] | None = None
+    on_phase: Callable[[str], None] | None = None
     _running: Phase | None = None
 
     @contextmanager

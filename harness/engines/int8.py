@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from harness.models import LoadedModel
+    from int8.compilation import CompiledModel
 
 
 class Int8Engine:
@@ -31,18 +32,18 @@ class Int8Engine:
         """Quantize (where the recipe does) and wrap for compilation; the first call of each shape compiles."""
         import int8
 
-        module = model.module
+        module: nn.Module = model.module
         if recipe.quantized:
             with clock.measure("quantize"):
                 module = int8.quantize(module, recipe, calibration, isa=isa)
         # allow_unfused: the worker compares the counts itself and fails the cell with them, so they reach the record.
-        return Int8Prepared(module, int8.compile(module, recipe=recipe, allow_unfused=True))
+        return Int8Prepared(module, int8.compile(module, recipe=recipe, dynamic=False, allow_unfused=True))
 
 
 class Int8Prepared:
     """A model of ours, ready to run."""
 
-    def __init__(self, module: nn.Module, compiled: Any) -> None:
+    def __init__(self, module: nn.Module, compiled: CompiledModel) -> None:
         self._module = module
         self._compiled = compiled
 
@@ -59,20 +60,13 @@ class Int8Prepared:
         """Counts, kernels and ISA of one forward pass of ``batch``."""
         from int8 import evidence
 
-        return from_mapping(evidence.collect(self._module, self._compiled, batch))
-
-
-def from_mapping(found: Any) -> Evidence:
-    """An Evidence out of a mapping or dataclass that may hold other fields as well."""
-    values = dataclasses.asdict(found) if dataclasses.is_dataclass(found) and not isinstance(found, type) else found
-    known = {f.name for f in dataclasses.fields(Evidence)}
-    kept = {key: value for key, value in dict(values).items() if key in known}
-    kept["notes"] = tuple(kept.get("notes", ()))
-    return Evidence(**kept)
+        found = evidence.collect(self._module, self._compiled, batch)
+        kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+        return Evidence(**{**kept, "kernels": dict(found.kernels)})
 
 
 def module_memory(module: nn.Module) -> Memory:
-    """Bytes of parameters and buffers, and of the weights of ``nn.Linear`` modules, scales of quantized ones included."""
+    """Bytes of parameters and buffers, and of the weights of ``nn.Linear`` modules with the scales inside them."""
     from torch import nn
 
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}

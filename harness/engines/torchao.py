@@ -46,7 +46,7 @@ class TorchaoEngine:
     def unsupported(self, recipe: Recipe, isa: str, deploy: str) -> str | None:
         """Why this combination cannot be measured; None if it can."""
         if not recipe.quantized:
-            return f"torchao quantizes nothing under {recipe.name}; int8/{recipe.name} is torch.compile of the model as it is"
+            return f"torchao has no {recipe.name} of its own: int8/{recipe.name} is torch.compile of the model as it is"
         if recipe.name not in ("static", "dynamic", "sq-static", "sq-dynamic"):
             return f"upstream has no recipe {recipe.name}"
         return None if deploy == "jit" else f"deploy {deploy} is not part of this version"
@@ -58,7 +58,7 @@ class TorchaoEngine:
         module = model.module
         linears = encoder_linears(module)
         if not linears:
-            raise HarnessError(f"torchao: model {model.name} has no linear in its encoder's layers; nothing to quantize")
+            raise HarnessError(f"torchao: model {model.name} has no linear in its encoder's layers to quantize")
         base = _base_config(recipe, reduce_range=recipe.resolve_weight_bits(isa) == 7)
         if recipe.smoothing or recipe.activation == "static":
             _smooth(module, base, ALPHA if recipe.smoothing else None, calibration, clock)
@@ -80,7 +80,7 @@ class TorchaoPrepared:
         self._linears = linears
         self._bits = recipe.resolve_weight_bits(isa)
         self._bf16 = recipe.resolve_compute_dtype(isa) == "bf16"
-        self._compiled = torch.compile(module, options={"freezing": True})
+        self._compiled = torch.compile(module, dynamic=False)
         self._fused: dict[tuple[int, ...], int] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -88,8 +88,12 @@ class TorchaoPrepared:
         shape = tuple(batch["input_ids"].shape)
         if shape in self._fused:
             return self._run(batch)
+        from torch._inductor import config
+
         before = _fused_counter()
-        output = self._run(batch)
+        # Not as an option of torch.compile: Dynamo asks the global setting whether parameters are constants.
+        with config.patch(freezing=True):
+            output = self._run(batch)
         self._fused[shape] = _fused_counter() - before
         return output
 
@@ -106,8 +110,9 @@ class TorchaoPrepared:
         return module_memory(self._module)
 
     def evidence(self, batch: Batch) -> Evidence:
-        """Counts of linears, and the kernels of one forward pass as torch's profiler names them."""
+        """Counts of linears, and the kernels of one forward pass as oneDNN names them."""
         from int8 import isa
+        from int8.evidence import onednn_kernels
 
         fused = self._fused.get(tuple(batch["input_ids"].shape))
         short = fused is not None and fused < self._linears
@@ -115,7 +120,7 @@ class TorchaoPrepared:
             linears=self._all_linears,
             quantized_linears=_quantized(self._module),
             fused_linears=fused,
-            kernels=profiled_kernels(lambda: self._run(batch)),
+            kernels=onednn_kernels(lambda: self._run(batch)),
             isa_effective=isa.effective(),
             amx_permission=isa.amx_permission(),
             weight_bits=self._bits,
@@ -153,16 +158,6 @@ def pad_to_one_shape(batches: Sequence[Batch], pad_id: int = 0) -> list[dict[str
             }
         )
     return padded
-
-
-def profiled_kernels(run: Any) -> dict[str, int]:
-    """Calls of the matrix and attention operations in one ``run``, by the name torch's profiler gives them."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        run()
-    wanted = re.compile(r"qlinear|linear_pointwise|_int_mm|::addmm|::mm$|::bmm|scaled_dot_product|mkl.*linear")
-    return {event.key: event.count for event in profiler.key_averages() if wanted.search(event.key)}
 
 
 def _base_config(recipe: Recipe, reduce_range: bool) -> Any:

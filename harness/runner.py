@@ -1,0 +1,608 @@
+"""Runs a plan: starts workers, lets the compared ones take turns, and appends a record as soon as a cell is complete.
+
+Cells are grouped by model and ISA. One worker serves one (model, engine, recipe, ISA, deploy) of a group, for all its
+scenarios. For each group:
+
+    prepare      one worker after the other: load, calibrate, quantize, compile, and proof of what runs
+    evaluate     accuracy, in the first offline scenario's compiled graph
+    time         scenario by scenario: warm-up, then slices A B C, C B A, A B C .. so that drift of the host cancels
+    record       one line a cell, as soon as its scenario's slices are complete
+
+A kill at any point keeps every line written. A worker that dies fails its own cells and no others. Where memory does
+not hold all workers of a group they are taken in chunks; the baseline ``int8/fp32`` stays and takes part in each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harness import fingerprint, matrix, timing
+from harness.errors import UsageError
+from harness.matrix import BASELINE, Budget, Overrides, PlannedCell, Profile, Scenario
+from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
+from harness.records import (
+    STATUSES,
+    Accuracy,
+    Cell,
+    Evidence,
+    Memory,
+    Record,
+    Round,
+    RunHeader,
+    RunWriter,
+    Speedup,
+    Status,
+    Store,
+    Timing,
+    new_run_id,
+)
+from harness.worker import WorkerSpec
+from int8 import isa as isas
+from int8 import recipe as recipes
+
+#: Part of the memory that workers may fill.
+MEMORY_SHARE = 0.8
+#: Bytes of a process that has torch and transformers loaded and no model.
+PROCESS_BYTES = 700 << 20
+#: A worker's peak over its model's FP32 bytes: the weights as loaded, quantized, packed, and what compiling keeps.
+MODEL_COPIES = 4
+
+EventKind = Literal["notice", "plan", "worker", "phase", "slice", "record", "end"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened. ``done`` of ``total`` are estimated seconds of work, for a progress bar's remaining time."""
+
+    kind: EventKind
+    message: str
+    done: float = 0.0
+    total: float = 0.0
+    cell: str | None = None
+
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run.
+
+    Attributes:
+        profile: the matrix.
+        overrides: what the command line replaces in it.
+        run_id: the run's name; None for a new one.
+        arguments: the command line after ``harness``, kept in the header.
+        timeouts: seconds a phase may take.
+        max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
+    """
+
+    profile: Profile
+    overrides: Overrides = field(default_factory=Overrides)
+    run_id: str | None = None
+    arguments: tuple[str, ...] = ()
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    max_workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to: its id and how many cells have each status."""
+
+    run_id: str
+    counts: Mapping[str, int]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every cell is ok or skipped, else 2."""
+        return 2 if self.counts.get("failed") or self.counts.get("invalid") else 0
+
+
+def catalog() -> matrix.Catalog:
+    """The names of the catalog's models and tasks, those of tests included."""
+    from harness import models, tasks
+
+    names = models.known(hidden=True)
+    visible = tasks.known()
+    speed_only = frozenset(n for n in names if visible and tasks.unsupported(visible[0], n) is not None)
+    return matrix.Catalog(names, tasks.known(hidden=True), speed_only)
+
+
+def plan(options: RunOptions) -> matrix.Plan:
+    """The cells that ``options`` ask for on this host. UsageError as :func:`harness.matrix.plan`."""
+    known = catalog()
+    asked = options.overrides.models or ()
+    # A folder may be named without a slash; it is a model like any other.
+    folders = tuple(name for name in asked if name not in known.models and Path(name).is_dir())
+    known = dataclasses.replace(known, models=known.models + folders)
+    return matrix.plan(options.profile, options.overrides, isas.supported(), known)
+
+
+def run(options: RunOptions, store: Store, on_event: OnEvent = lambda event: None) -> Summary:
+    """Measure what ``options`` ask for and write one run into ``store``.
+
+    Args:
+        on_event: is told what happens, from this thread.
+
+    Returns:
+        The run's id and the counts of statuses.
+
+    Raises:
+        UsageError: a name that does not exist, or nothing to measure.
+        StoreError: the store cannot be written, or another process measures into it.
+        KeyboardInterrupt: after ending the workers; what was measured is in the store.
+    """
+    planned = plan(options)
+    if not planned.cells:
+        raise UsageError("no cell is left to measure; look at --shard, --engines and --recipes")
+    with store.exclusive():
+        header = _header(options)
+        with store.create_run(header) as writer, tempfile.TemporaryDirectory(prefix="harness-") as scratch:
+            session = _Session(options, writer, Path(scratch), on_event, _estimate_s(planned.cells, options.profile))
+            for notice in planned.notices:
+                session.tell("notice", notice)
+            session.tell("plan", f"run {header.run_id}: {len(planned.cells)} cells")
+            for cell, reason in ((p.cell, p.skip_reason) for p in planned.cells):
+                if reason is not None:
+                    session.append(session.record(cell, "skipped", reason))
+            for group in _groups(planned.cells):
+                _Group(session, group).run()
+            writer.finish(host=_host_at_end())
+            session.tell("end", f"run {header.run_id} is complete")
+            return Summary(header.run_id, {str(status): count for status, count in session.counts.items()})
+
+
+def _header(options: RunOptions) -> RunHeader:
+    host = fingerprint.collect()
+    commit, dirty = fingerprint.git_commit()
+    now = time.time()
+    return RunHeader(
+        run_id=options.run_id or new_run_id(now),
+        started_at=now,
+        commit=commit,
+        fingerprint=fingerprint.comparable_id(host),
+        host=host,
+        versions=fingerprint.versions(),
+        profile=options.profile.name,
+        gated=options.profile.gated,
+        arguments=options.arguments,
+        dirty=dirty,
+    )
+
+
+def _host_at_end() -> dict[str, Any]:
+    """Fields that say whether the host was disturbed, read again."""
+    names = ("load_1min", "cpu_busy_s", "steal_s", "memory_available_bytes")
+    host = fingerprint.collect()
+    return {name: host[name] for name in names if name in host}
+
+
+def _groups(cells: Sequence[PlannedCell]) -> list[list[Cell]]:
+    """The cells to measure, by model and ISA, in the plan's order."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for planned in cells:
+        if planned.skip_reason is None:
+            groups.setdefault((planned.cell.model, planned.cell.isa), []).append(planned.cell)
+    return list(groups.values())
+
+
+# --- progress: estimated seconds of work, so that a bar's remaining time means something ------------------------------
+
+_PREPARE_S, _COMPILE_S, _EVALUATE_S = 15.0, 25.0, 30.0
+
+
+def _estimate_s(cells: Sequence[PlannedCell], profile: Profile) -> float:
+    kept = [planned.cell for planned in cells if planned.skip_reason is None]
+    workers = len({_worker_key(cell) for cell in kept})
+    judged = len({_worker_key(cell) for cell in kept if cell.task})
+    slices = sum(_budget(cell, profile).rounds * _budget(cell, profile).slice_s for cell in kept)
+    return workers * _PREPARE_S + len(kept) * _COMPILE_S + judged * _EVALUATE_S + slices
+
+
+def _budget(cell: Cell, profile: Profile) -> Budget:
+    return matrix.BRIEF_BUDGET if matrix.is_brief(cell) else profile.budget
+
+
+def _limit(cell: Cell, options: RunOptions) -> int | None:
+    """Examples that the cell is judged on."""
+    limit = options.overrides.limit or options.profile.limit
+    if not recipes.get(cell.recipe).quantized and options.overrides.limit is None:
+        limit = options.profile.float_limit or limit
+    return min(limit or matrix.BRIEF_LIMIT, matrix.BRIEF_LIMIT) if matrix.is_brief(cell) else limit
+
+
+def _worker_key(cell: Cell) -> tuple[str, str, str, str, str]:
+    return cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy
+
+
+def _judged_in(cells: Sequence[Cell]) -> str:
+    """The scenario whose graph judges accuracy: the first offline one, else the first."""
+    offline = (cell.scenario for cell in cells if Scenario.parse(cell.scenario).kind == "offline")
+    return next(offline, cells[0].scenario)
+
+
+class _Session:
+    """What all groups of a run share: where records go, and who is told."""
+
+    def __init__(
+        self, options: RunOptions, writer: RunWriter, scratch: Path, on_event: OnEvent, total_s: float
+    ) -> None:
+        self.options = options
+        self.writer = writer
+        self.scratch = scratch
+        self.cpus = worker_cpus()
+        self.counts = dict.fromkeys(STATUSES, 0)
+        self._on_event = on_event
+        self._done_s = 0.0
+        self._total_s = total_s
+        self._names = 0
+
+    def tell(self, kind: EventKind, message: str, cell: str | None = None, done_s: float = 0.0) -> None:
+        """Report an event; ``done_s`` estimated seconds of work are now done."""
+        self._done_s = min(self._done_s + done_s, self._total_s)
+        self._on_event(Event(kind, message, self._done_s, self._total_s, cell))
+
+    def path(self, suffix: str) -> Path:
+        """A new file's path in the run's scratch folder."""
+        self._names += 1
+        return self.scratch / f"{self._names}{suffix}"
+
+    def record(self, cell: Cell, status: Status, reason: str | None, **fields: Any) -> Record:
+        """A record of this run."""
+        header = self.writer.header
+        return Record(header.run_id, header.commit, status, reason, cell, fingerprint=header.fingerprint, **fields)
+
+    def append(self, record: Record) -> None:
+        """Write a record and report it."""
+        self.writer.append(record)
+        self.counts[record.status] += 1
+        reason = f": {record.reason}" if record.reason else ""
+        self.tell("record", f"{record.cell.key} {record.status}{reason}", record.cell.key)
+
+
+@dataclass
+class _Member:
+    """One worker of a group and what is known about it. ``cells``: those of its scenarios not yet recorded."""
+
+    cells: list[Cell]
+    handle: WorkerHandle | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    compile_s: dict[str, float] = field(default_factory=dict)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    accuracy: Accuracy | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Measured:
+    """Rounds of one member in one scenario, and how its warm-up went."""
+
+    rounds: list[Round] = field(default_factory=list)
+    warmup: timing.WarmUp | None = None
+
+
+class _Group:
+    """The cells of one model under one ISA."""
+
+    def __init__(self, session: _Session, cells: Sequence[Cell]) -> None:
+        self._session = session
+        by_worker: dict[tuple[str, ...], list[Cell]] = {}
+        for cell in cells:
+            by_worker.setdefault(_worker_key(cell), []).append(cell)
+        self._waiting = [_Member(worker_cells) for worker_cells in by_worker.values()]
+        self._scenarios = list(dict.fromkeys(cell.scenario for cell in cells))
+        self._baseline: _Member | None = None
+        self._model_bytes = 0
+
+    def run(self) -> None:
+        """Measure every cell; whatever happens, no worker is left."""
+        live: list[_Member] = []
+        try:
+            while self._waiting:
+                self._fill(live)
+                for scenario in self._scenarios:
+                    self._measure(scenario, live)
+                for member in live:
+                    if member is not self._baseline or not self._waiting:
+                        self._end(member)
+                live[:] = [m for m in live if m is self._baseline and m.handle is not None]
+        finally:
+            for member in live:
+                if member.handle is not None:
+                    member.handle.kill()
+
+    def _fill(self, live: list[_Member]) -> None:
+        """Prepare waiting members until the memory is full. At least one, whatever the estimate says."""
+        session = self._session
+        capacity = _memory_capacity()
+        admitted = 0
+        while self._waiting and (admitted == 0 or self._fits(live, capacity)):
+            member = self._waiting.pop(0)
+            admitted += 1
+            live.append(member)
+            self._guard(member, None, lambda m=member: self._prepare(m))  # type: ignore[misc]
+            if member.handle is None:
+                live.remove(member)
+            elif member.cells and (member.cells[0].engine, member.cells[0].recipe) == BASELINE:
+                self._baseline = member
+        if self._waiting:
+            session.tell("notice", f"memory holds {len(live)} workers at once; {len(self._waiting)} more follow")
+
+    def _fits(self, live: Sequence[_Member], capacity: int) -> bool:
+        limit = self._session.options.max_workers
+        if limit is not None and len(live) >= max(limit, 2):
+            return False
+        need = PROCESS_BYTES + MODEL_COPIES * self._model_bytes
+        return sum(member.memory.peak_rss_bytes or need for member in live) + need <= capacity
+
+    def _prepare(self, member: _Member) -> None:
+        """Start the worker, make its model ready, compile all its scenarios, prove what runs, judge accuracy."""
+        session, cells = self._session, member.cells
+        first = cells[0]
+        judged_in = _judged_in(cells) if first.task else None
+        spec = WorkerSpec(
+            first.model,
+            first.engine,
+            first.recipe,
+            first.isa,
+            first.deploy,
+            first.task,
+            tuple(cell.scenario for cell in cells),
+            session.cpus,
+            judged_in,
+            _limit(first, session.options),
+        )
+        session.tell("worker", f"{spec.label}: start", first.key)
+        member.handle = WorkerHandle(spec, session.path(".log"), session.options.timeouts)
+        ready = member.handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
+        session.tell("phase", f"{spec.label}: compile", first.key, _PREPARE_S)
+        member.seconds = ready["seconds"]
+        member.memory = Memory(**ready["memory"])
+        member.identity = {"family": ready["family"], "weights": ready["weights"]}
+        self._model_bytes = max(self._model_bytes, member.memory.model_bytes or 0)
+        for cell in list(cells):
+            if member.handle is not None:
+                self._guard(member, cell.scenario, lambda c=cell: self._compile(member, c))  # type: ignore[misc]
+        if judged_in is not None and member.handle is not None and member.cells:
+            self._evaluate(member, judged_in)
+
+    def _compile(self, member: _Member, cell: Cell) -> None:
+        """Compile one scenario and check the evidence; a cell that runs something else than it says fails here."""
+        assert member.handle is not None
+        answer = member.handle.request("compile", scenario=cell.scenario)
+        member.compile_s[cell.scenario] = float(answer["seconds"])
+        member.evidence[cell.scenario] = _evidence(answer)
+        self._session.tell("phase", f"{member.handle.spec.label}: compiled {cell.scenario}", cell.key, _COMPILE_S)
+        reason = disproof(cell, member.evidence[cell.scenario])
+        if reason is not None:
+            self._fail(member, [cell], reason)
+
+    def _evaluate(self, member: _Member, scenario: str) -> None:
+        """Judge accuracy once for all scenarios. A cell whose own graph failed before is judged no more."""
+        session, handle = self._session, member.handle
+        if handle is None or _cell(member, scenario) is None:
+            return
+        path = session.path(".npz")
+        session.tell("phase", f"{handle.spec.label}: evaluate", member.cells[0].key)
+        answer = handle.request("evaluate", scenario=scenario, limit=handle.spec.limit, path=str(path))
+        key = next(cell.key for cell in member.cells if cell.scenario == scenario)
+        outputs = session.writer.write_outputs(key, _arrays(path))
+        member.accuracy = dataclasses.replace(_accuracy(answer["accuracy"]), outputs=outputs)
+        session.tell("phase", f"{handle.spec.label}: evaluated", key, _EVALUATE_S)
+
+    def _measure(self, scenario: str, live: Sequence[_Member]) -> None:
+        """Time one scenario on all live workers in turns, then record those cells."""
+        taking = {
+            id(member): (member, _Measured())
+            for member in live
+            if member.handle is not None and (member is self._baseline or _cell(member, scenario) is not None)
+        }
+        for member, measured in taking.values():
+            self._guard(member, scenario, lambda m=member, r=measured: self._warm_up(m, scenario, r))  # type: ignore[misc]
+        budgets = {key: self._budget(member) for key, (member, _) in taking.items()}
+        for turn in range(max((budget.rounds for budget in budgets.values()), default=0)):
+            order = list(taking) if turn % 2 == 0 else list(reversed(taking))
+            for key in order:
+                member, measured = taking[key]
+                if turn < budgets[key].rounds and member.handle is not None:
+                    self._guard(
+                        member,
+                        scenario,
+                        lambda m=member, r=measured, b=budgets[key]: self._slice(m, scenario, r, b),  # type: ignore[misc]
+                    )
+        self._record(scenario, list(taking.values()))
+
+    def _budget(self, member: _Member) -> Budget:
+        spec = member.handle.spec if member.handle is not None else None
+        assert spec is not None
+        cell = Cell(spec.model, spec.engine, spec.recipe, spec.isa, spec.scenarios[0])
+        return _budget(cell, self._session.options.profile)
+
+    def _warm_up(self, member: _Member, scenario: str, measured: _Measured) -> None:
+        assert member.handle is not None
+        cap = self._budget(member).warmup_s
+        measured.warmup = timing.WarmUp(**member.handle.request("warm_up", scenario=scenario, cap_s=cap))
+
+    def _slice(self, member: _Member, scenario: str, measured: _Measured, budget: Budget) -> None:
+        assert member.handle is not None
+        answer = member.handle.request(
+            "time",
+            scenario=scenario,
+            seconds=budget.slice_s,
+            min_iterations=budget.min_iterations,
+            max_iterations=budget.max_iterations,
+        )
+        measured.rounds.append(Round(answer["t0"], answer["process"], tuple(answer["samples_s"])))
+        label = member.handle.spec.label
+        self._session.tell("slice", f"{label}/{scenario}: slice {len(measured.rounds)}", done_s=budget.slice_s)
+
+    def _record(self, scenario: str, taking: Sequence[tuple[_Member, _Measured]]) -> None:
+        """Append the scenario's records. Others are set against the baseline's timing in this very chunk."""
+        timings = {id(m): _timing(m, scenario, r, self._brief(m)) for m, r in taking if m.handle is not None}
+        reference = timings.get(id(self._baseline))
+        for member, _ in taking:
+            cell = _cell(member, scenario)
+            if cell is not None and member.handle is not None:
+                own = timings[id(member)]
+                self._guard(member, scenario, lambda m=member, c=cell, t=own: self._finish(m, c, t, reference))  # type: ignore[misc]
+
+    def _brief(self, member: _Member) -> bool:
+        return self._budget(member) is matrix.BRIEF_BUDGET
+
+    def _finish(self, member: _Member, cell: Cell, own: Timing, reference: Timing | None) -> None:
+        """Ask for the evidence once more, now that the cell has run, and append its record."""
+        assert member.handle is not None
+        answer = member.handle.request("evidence", scenario=cell.scenario)
+        evidence = _evidence(answer)
+        if own.brief:
+            note = f"brief: BF16 is emulated on {cell.isa}, so only a few iterations and examples were run"
+            evidence = dataclasses.replace(evidence, notes=(*evidence.notes, note))
+        reason = disproof(cell, evidence)
+        status: Status = "ok" if reason is None else "failed"
+        member.cells.remove(cell)
+        self._session.append(
+            self._session.record(
+                dataclasses.replace(cell, **member.identity),
+                status,
+                None if reason is None else f"{reason}; {_replay(cell)}",
+                timing=own,
+                speedup=_speedup(reference, own),
+                memory=Memory(**answer["memory"]),
+                accuracy=member.accuracy if cell.task else None,
+                evidence=evidence,
+            )
+        )
+
+    def _fail(self, member: _Member, cells: Sequence[Cell], reason: str) -> None:
+        """Append failed records, with the worker's log beside them."""
+        session = self._session
+        for cell in list(cells):
+            member.cells.remove(cell)
+            log = member.handle.log_text() if member.handle is not None else ""
+            where = f"; log: {session.writer.write_log(cell.key, log)}" if log else ""
+            record = session.record(
+                dataclasses.replace(cell, **member.identity),
+                "failed",
+                f"{reason}; {_replay(cell)}{where}",
+                evidence=member.evidence.get(cell.scenario, Evidence()),
+                memory=member.memory,
+                accuracy=member.accuracy,
+            )
+            session.append(record)
+
+    def _guard(self, member: _Member, scenario: str | None, step: Callable[[], None]) -> None:
+        """Run one step of one worker. If it fails, its cells fail and nobody else's.
+
+        A death fails all that the worker has left; a refused request fails the scenario's cell, or all of them while
+        the model is not ready yet.
+        """
+        try:
+            step()
+        except WorkerDeathError as error:
+            self._fail(member, member.cells, str(error))
+            self._drop(member)
+        except WorkerError as error:
+            hit = member.cells if scenario is None else [c for c in member.cells if c.scenario == scenario]
+            self._fail(member, hit, str(error))
+            if scenario is None:
+                self._drop(member)
+
+    def _drop(self, member: _Member) -> None:
+        if member.handle is not None:
+            member.handle.kill()
+            member.handle = None
+        if member is self._baseline:
+            self._baseline = None
+
+    def _end(self, member: _Member) -> None:
+        if member.handle is not None:
+            member.handle.end()
+            member.handle = None
+
+
+def disproof(cell: Cell, evidence: Evidence) -> str | None:
+    """Why the evidence shows that a cell did not run what its label says; None if it did.
+
+    Our own INT8 cells must run every quantized linear in a fused kernel. Upstream is measured as it is, so that only
+    having quantized nothing is a failure there. The AMX permission proves a mask: without it an AMX instruction ends
+    the process. A kernel that cannot say whether it granted AMX has not granted it.
+    """
+    if evidence.isa_effective != cell.isa:
+        return f"the worker ran under ISA {evidence.isa_effective}, not {cell.isa}"
+    if cell.isa == "amx" and evidence.amx_permission is not True:
+        return "the process never got Linux's permission to use AMX, so no AMX instruction can have run"
+    if cell.isa != "amx" and evidence.amx_permission:
+        return f"the process holds Linux's permission to use AMX, so the mask {cell.isa} is not proven"
+    if not recipes.get(cell.recipe).quantized:
+        return None
+    quantized, fused = evidence.quantized_linears, evidence.fused_linears
+    if not quantized:
+        return "no linear was quantized"
+    if cell.engine == "int8" and fused != quantized:
+        return f"only {fused} of {quantized} quantized linears run in a fused kernel"
+    return None
+
+
+def _replay(cell: Cell) -> str:
+    return f"again: harness replay {cell.key}"
+
+
+def _cell(member: _Member, scenario: str) -> Cell | None:
+    return next((cell for cell in member.cells if cell.scenario == scenario), None)
+
+
+def _timing(member: _Member, scenario: str, measured: _Measured, brief: bool) -> Timing:
+    """The clocks of a cell. Percentiles and throughput are over the samples of all its rounds."""
+    samples = [sample for one in measured.rounds for sample in one.samples_s]
+    sequences = Scenario.parse(scenario).batch
+    return Timing(
+        rounds=tuple(measured.rounds),
+        throughput=timing.throughput(samples, sequences) if samples else None,
+        latency_s=timing.latency(samples) if samples else None,
+        load_s=member.seconds.get("load"),
+        calibrate_s=member.seconds.get("calibrate"),
+        quantize_s=member.seconds.get("quantize"),
+        compile_s=member.compile_s.get(scenario),
+        warmup_s=measured.warmup.seconds if measured.warmup else None,
+        steady=measured.warmup.steady if measured.warmup else None,
+        brief=brief,
+    )
+
+
+def _speedup(reference: Timing | None, own: Timing) -> Speedup | None:
+    from harness import stats
+
+    return None if reference is None or not own.rounds or not reference.rounds else stats.speedup(reference, own)
+
+
+def _evidence(answer: Mapping[str, Any]) -> Evidence:
+    values = dict(answer["evidence"])
+    return Evidence(**{**values, "notes": tuple(values["notes"])})
+
+
+def _accuracy(values: Mapping[str, Any]) -> Accuracy:
+    interval = values["delta_ci95"]
+    return Accuracy(**{**values, "delta_ci95": None if interval is None else (interval[0], interval[1])})
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _memory_capacity() -> int:
+    """Bytes that workers may fill: a share of what is free, within the cgroup's limit."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit = fingerprint.memory_limit_bytes()
+    return int(MEMORY_SHARE * (available if limit is None else min(available, limit)))
