@@ -178,6 +178,15 @@ def test_what_cannot_be_compared_with_cannot_be_accepted(store: Store) -> None:
     assert store.accepted() == ["run-3"]
 
 
+def test_a_disturbed_run_that_was_marked_all_the_same_is_passed_over(store: Store) -> None:
+    measured(store, "run-1")
+    measured(store, "run-2", 0.2, invalid_reason="load 9")
+    store.accept("run-1", now=1.0)
+    store.accept("run-2", now=2.0)
+    measured(store, "run-3")
+    assert gating.gate(store).baseline_run == "run-1"
+
+
 def test_an_empty_store_says_what_to_do(store: Store) -> None:
     with pytest.raises(AssetError, match="harness run"):
         gating.gate(store)

@@ -109,6 +109,14 @@ def test_an_interval_that_says_nothing_is_inconclusive_on_either_side_of_the_lim
         assert the(bad(now, before), "speed").outcome == "inconclusive"
 
 
+def test_a_wide_interval_that_excludes_no_change_is_conclusive() -> None:
+    wild = Timing(rounds=tuple(Round(float(i), 1, (t,)) for i, t in enumerate((0.3, 0.9, 0.35, 0.8, 0.5, 0.6))))
+    now, before = run([record(timing=wild)]), run([record()], "before")
+    found = the(bad(now, before), "speed")
+    assert found.interval is not None and found.interval[1] > 2 * found.interval[0]
+    assert found.outcome == "regression"
+
+
 def test_noise_of_a_few_percent_is_conclusive() -> None:
     now, before = run([record(timing=timing(0.13, noise=0.1))]), run([record(timing=timing(noise=0.1))], "before")
     assert codes(now, before) == 1
