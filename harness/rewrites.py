@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -151,8 +151,9 @@ def _bert_config(bert: Any) -> Any:
 def _typed_positions(bert: Any) -> torch.Tensor:
     """(positions, H): position embeddings with the embedding of token type 0 added."""
     embeddings = bert.embeddings
+    first_type: torch.Tensor = embeddings.token_type_embeddings.weight[0]
     positions: torch.Tensor = embeddings.position_embeddings.weight
-    return positions + embeddings.token_type_embeddings.weight[0]
+    return positions + first_type
 
 
 def _copy_common(source: Any, target: Any) -> None:
@@ -179,7 +180,7 @@ def plant_outliers(backbone: Any) -> nn.Module:
     and the linear whose output is added to it loses c. In every layer a few value rows are multiplied by a power of two
     and the columns of the attention's output linear divided by it.
     """
-    result = copy.deepcopy(backbone)
+    result: Any = copy.deepcopy(backbone)
     layers = blocks(result)
     generator = np.random.default_rng(OUTLIER_SEED)
     channels = list(outlier_channels(int(result.config.hidden_size)))
@@ -193,16 +194,16 @@ def plant_outliers(backbone: Any) -> nn.Module:
             ):
                 shift = torch.from_numpy(signs * generator.uniform(*OUTLIER_RANGE, size=len(channels)))
                 _shift_channels(source, channels, shift, readers, added)
-            rows = generator.choice(layer.value.out_features, size=min(VALUE_ROWS, layer.value.out_features), replace=False)
-            _scale_values(layer, torch.from_numpy(np.sort(rows)))
+            width = layer.value.out_features
+            _scale_values(layer, torch.from_numpy(generator.choice(width, size=min(VALUE_ROWS, width), replace=False)))
             norm = layer.output_norm
-    return result
+    return cast(nn.Module, result)
 
 
 def _shift_channels(
     norm: nn.LayerNorm, channels: Sequence[int], shift: torch.Tensor, readers: Iterable[nn.Linear], added: nn.Linear
 ) -> None:
-    """Adds ``shift`` (float64, one a channel) to the norm's bias and takes it back where the output is used; in place."""
+    """Adds ``shift`` (float64, one a channel) to the norm's bias and takes it back where that is used; in place."""
     index = torch.tensor(channels)
     before = norm.bias[index].double()
     norm.bias[index] = (before + shift).float()

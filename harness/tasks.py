@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -101,7 +102,7 @@ class Task(Protocol):
         """The examples as batches of exactly (batch, seq), with the indices of the examples in their first rows."""
 
     def ragged(self, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
-        """The same examples, cut to ``seq`` alike, in batches of similar length without more padding than that needs."""
+        """The same examples, cut to ``seq`` alike, in batches of similar length with little padding."""
 
     def outputs(self, module_output: Tensor, batch: Batch) -> Floats:
         """(B, D): what is kept of each example."""
@@ -158,7 +159,9 @@ def read_reviews(path: Path, labels: Sequence[str]) -> list[Example]:
                     seen.add(labels.index(row["category"]))
                     found[text.casefold()] = (min(spelled, text), seen)
     except (OSError, EOFError, KeyError, ValueError, csv.Error) as error:
-        raise AssetError(f"{path} is no reviews corpus ({error!r}); delete its folder and run `harness fetch`") from error
+        raise AssetError(
+            f"{path} is no reviews corpus ({error!r}); delete its folder and run `harness fetch`"
+        ) from error
     return [Example(text, seen.pop()) for text, seen in found.values() if len(seen) == 1]
 
 
@@ -203,7 +206,8 @@ class Head:
 
     def predict(self, outputs: Floats) -> Indices:
         """(n,) class of each row of (n, D) outputs."""
-        return np.argmax(outputs.astype(np.float64) @ self.weight.T + self.bias, axis=1)
+        classes: Indices = np.argmax(outputs.astype(np.float64) @ self.weight.T + self.bias, axis=1)
+        return classes
 
 
 class Reviews:
@@ -247,7 +251,7 @@ class Reviews:
         return max(len(row["input_ids"]) for row in self._held_out_rows(seq, limit))
 
     def batches(self, batch: int, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
-        """See ``Task``. A last partial batch repeats its first row; the outputs of the repetitions are to be dropped."""
+        """See ``Task``. A last partial batch repeats its first row; outputs of the repetitions are to be dropped."""
         rows = self._held_out_rows(seq, limit)
         for start in range(0, len(rows), batch):
             chosen = rows[start : start + batch]
@@ -300,9 +304,11 @@ class Reviews:
         from sklearn.linear_model import LogisticRegression
 
         rows = self._tokens.rows([example.text for example in self.train], self._model.max_seq)
-        embeddings = _run(self, self._model.module, self._tokens.bucketed(rows, _RAGGED_BATCH), len(rows))
+        with _plain_fp32():
+            embeddings = _run(self, self._model.module, self._tokens.bucketed(rows, _RAGGED_BATCH), len(rows))
         labels = [example.label for example in self.train]
-        fitted = LogisticRegression(max_iter=5000, random_state=self.split.seed).fit(embeddings.astype(np.float64), labels)
+        regression = LogisticRegression(max_iter=5000, random_state=self.split.seed)
+        fitted = regression.fit(embeddings.astype(np.float64), labels)
         weight, bias = fitted.coef_, fitted.intercept_
         if len(weight) == 1:  # two classes: scikit-learn keeps the row of the second alone
             weight, bias = np.vstack([np.zeros_like(weight), weight]), np.concatenate([np.zeros_like(bias), bias])
@@ -320,8 +326,9 @@ class Tokens:
         tokenizer: Any = model.tokenizer
         self._tokenizer = tokenizer
         self._inputs = model.inputs
-        pad = tokenizer.pad_token_id
-        self._pad_id = int(model.module.backbone.config.pad_token_id or 0 if pad is None else pad)  # type: ignore[union-attr,arg-type]
+        config: Any = model.module.backbone.config
+        pad = config.pad_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._pad_id = int(pad or 0)
 
     @cached_property
     def sha256(self) -> str:
@@ -394,7 +401,8 @@ def reference(
 
     def compute() -> assets.Arrays:
         check_padding_invariance(model, task)
-        return {"outputs": _run(task, model.module, task.ragged(seq, limit), count)}
+        with _plain_fp32():
+            return {"outputs": _run(task, model.module, task.ragged(seq, limit), count)}
 
     return assets.cached_arrays(stem, compute, cache)["outputs"]
 
@@ -406,20 +414,29 @@ def check_padding_invariance(model: LoadedModel, task: Task, *, count: int = 16,
     the root mean square of the outputs. A model that heeds its mask shows rounding only (below 1e-5 as a rule); if it
     does not, every accuracy under another batch shape means nothing.
     """
-    seq = min(model.max_seq, 512)
-    longest = task.longest(seq, count)
+    longest = task.longest(model.max_seq, count)
     padded_seq = min(longest + 8, model.max_seq)
     total = len(task.examples(count))
-    alone = _run(task, model.module, task.batches(1, longest, count), total, trim=True)
-    together = _run(task, model.module, task.batches(total, padded_seq, count), total)
+    with _plain_fp32():
+        alone = _run(task, model.module, task.batches(1, longest, count), total, trim=True)
+        together = _run(task, model.module, task.batches(total, padded_seq, count), total)
     scale = float(np.sqrt(np.mean(alone.astype(np.float64) ** 2))) or 1.0
     deviation = float(np.abs(alone - together).max()) / scale
     if not deviation <= tolerance:
         raise TaskError(
-            f"model {model.name} is unsound in FP32: padding changes its outputs on task {task.name} by {deviation:.2g} of "
-            f"their size (allowed {tolerance:.0e}); check that it heeds attention_mask before judging INT8"
+            f"model {model.name} is unsound in FP32: padding changes its outputs on {task.name} by {deviation:.2g} "
+            f"of their size (allowed {tolerance:.0e}); check that it heeds attention_mask before judging INT8"
         )
     return deviation
+
+
+@contextmanager
+def _plain_fp32() -> Iterator[None]:
+    """No autocast, whatever the caller's engine has switched on."""
+    import torch
+
+    with torch.autocast("cpu", enabled=False):
+        yield
 
 
 def _run(
@@ -449,7 +466,7 @@ def _trimmed(batch: Batch) -> Batch:
 def paired_accuracy(
     predicted: Indices, expected: Indices, labels: Indices, outputs: Floats, reference_outputs: Floats
 ) -> Accuracy:
-    """Accuracy of predictions beside those of eager FP32 (``expected``) for the same n examples; all arrays have n rows.
+    """Accuracy of predictions beside those of eager FP32 (``expected``) for the same n examples, one a row.
 
     ``sqnr_db`` is over all examples; None where both outputs are equal to the bit, so that there is no noise to rate.
     ``cosine`` is the mean over examples.
@@ -478,13 +495,14 @@ def bootstrap_delta(gained: int, lost: int, n: int) -> tuple[float, float]:
     Resampling n pairs is drawing from the multinomial of their joint outcomes; of those, right in both and wrong in
     both do not move the difference and are drawn as one. Fixed seed.
     """
-    draws = np.random.default_rng(_BOOTSTRAP_SEED).multinomial(n, [gained / n, lost / n, (n - gained - lost) / n], RESAMPLES)
+    outcomes = [gained / n, lost / n, (n - gained - lost) / n]
+    draws = np.random.default_rng(_BOOTSTRAP_SEED).multinomial(n, outcomes, RESAMPLES)
     low, high = np.quantile((draws[:, 0] - draws[:, 1]) / n, [0.025, 0.975])
     return float(low), float(high)
 
 
 def sqnr_db(outputs: Floats, reference_outputs: Floats) -> float | None:
-    """10 log10 of the reference's sum of squares over that of the error, in dB; None where there is no error or signal."""
+    """10 log10 of the reference's sum of squares over that of the error, in dB; None without error or signal."""
     signal = np.sum(reference_outputs.astype(np.float64) ** 2)
     noise = np.sum((reference_outputs.astype(np.float64) - outputs) ** 2)
     return float(10 * np.log10(signal / noise)) if noise > 0 and signal > 0 else None
