@@ -1,0 +1,233 @@
+"""torch.compile with the settings that matter, and proof that every quantized linear was fused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._inductor import config as inductor_config
+
+from int8 import isa as isa_module
+from int8 import recipe as recipes
+from int8.errors import FusionError, QuantizationError, ToolchainError
+from int8.graph.lower_linear import CountLinears, FusionReport, reporting
+from int8.quantization import quantized_modules
+from int8.recipe import Recipe
+from int8.tensor import Int8Weight, output_dtype
+
+#: Compiled graphs a model may have. Beyond it torch would run the model uncompiled without a word; we raise.
+MAX_SHAPES = 64
+
+_OPTIONS: dict[str, Any] = {
+    # Constants are folded and weights packed once; without it no linear is fused, in INT8 or in floating point.
+    "freezing": True,
+    "joint_custom_pre_pass": CountLinears(),
+}
+
+
+_entry_numbers = itertools.count()
+
+
+class PackedLinear(nn.Module):
+    """A quantized linear as the compiler sees it: plain tensors and one operator."""
+
+    qweight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    act_multiplier: Tensor | None
+    act_scale: Tensor | None
+
+    def __init__(self, linear: nn.Linear, pool: TensorPool) -> None:
+        super().__init__()
+        weight = linear.weight
+        if not isinstance(weight, Int8Weight):
+            raise QuantizationError("PackedLinear takes a linear with an Int8Weight")
+        names = ("qweight", "weight_scale", "act_multiplier", "act_scale")
+        for name, tensor in zip(names, weight.operands(), strict=True):
+            self.register_buffer(name, None if tensor is None else pool.shared(tensor), persistent=False)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = torch.ops.int8.linear(
+            input, self.qweight, self.weight_scale, self.bias, self.act_multiplier, self.act_scale, output_dtype(input)
+        )
+        return result
+
+
+class TensorPool:
+    """Makes equal small tensors one object, so that linears that read one input quantize it once in the graph."""
+
+    def __init__(self) -> None:
+        self._pool: dict[tuple[Any, ...], Tensor] = {}
+
+    def shared(self, tensor: Tensor) -> Tensor:
+        """``tensor``, or an equal one seen before; weights (int8) are passed through."""
+        if tensor.dtype == torch.int8:
+            return tensor
+        value = tensor.detach().contiguous()
+        return self._pool.setdefault((value.dtype, tuple(value.shape), value.numpy().tobytes()), value)
+
+
+class CompiledModel(nn.Module):
+    """A model that compiles itself for the shapes it meets and knows what became of its linears.
+
+    Call it like the model. The first call with a new shape compiles; ``compile_s`` adds up that time.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe | None, *, dynamic: bool | None, allow_unfused: bool) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.compute_dtype = (recipe or recipes.get("fp32")).resolve_compute_dtype(isa_module.effective())
+        self.quantized_linears = len(quantized_modules(model))
+        self.linears = sum(isinstance(module, nn.Linear) for module in model.modules())
+        self.reports: list[FusionReport] = []
+        self.compile_s = 0.0
+        self._allow_unfused = allow_unfused
+        self._packed = pack(model)
+        self._run = torch.compile(_entry(self._packed), dynamic=dynamic, options=dict(_OPTIONS))
+
+    @property
+    def fused_linears(self) -> int:
+        """Quantized linears that run in a fused kernel; 0 before the first call."""
+        return max((len(report.fused_weights) for report in self.reports), default=0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        report = FusionReport()
+        autocast = torch.autocast("cpu", torch.bfloat16) if self.compute_dtype == "bf16" else nullcontext()
+        with torch.no_grad(), _compiling_settings(), reporting(report), autocast:
+            start = time.perf_counter()
+            result = self._call(*args, **kwargs)
+        if report.graphs:
+            self.compile_s += time.perf_counter() - start
+            self.reports.append(report)
+            self._check(report)
+        return result
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._run(*args, **kwargs)
+        except FailOnRecompileLimitHit as error:
+            raise FusionError(
+                f"this model was compiled for {MAX_SHAPES} different shapes and would now run uncompiled; "
+                "pad inputs to a few lengths, or compile with dynamic=True"
+            ) from error
+
+    def _check(self, report: FusionReport) -> None:
+        if report.complete and bool(report.calls) == bool(self.quantized_linears):
+            return
+        message = (
+            f"{report.calls - report.fused_calls} of {report.calls} calls of quantized linears run outside the "
+            f"fused kernel ({self.quantized_linears} linears are quantized); they would be slow. "
+            "Models in float32 or bfloat16 fuse; pass allow_unfused=True to run all the same"
+        )
+        if self._allow_unfused:
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        else:
+            raise FusionError(message)
+
+
+def _entry(model: nn.Module) -> Callable[..., Any]:
+    """A function that calls ``model``, with a code object of its own.
+
+    Dynamo counts recompilations by code object, and all models of a class share their ``forward``: without this, the
+    ninth compiled model of a process would run uncompiled.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    code = call.__code__.replace(co_name=f"int8_model_{next(_entry_numbers)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+@contextmanager
+def _compiling_settings() -> Iterator[None]:
+    """Global settings that Dynamo reads whenever it compiles; the caller's come back afterwards.
+
+    It looks at the global ``freezing``, not at the compile options: without it weights stay inputs and are never
+    packed.
+    """
+    with (
+        inductor_config.patch(freezing=True),
+        dynamo_config.patch(recompile_limit=MAX_SHAPES, fail_on_recompile_limit_hit=True),
+    ):
+        yield
+
+
+def compile(
+    model: nn.Module, *, recipe: Recipe | str | None = None, dynamic: bool | None = None, allow_unfused: bool = False
+) -> CompiledModel:
+    """Compile ``model`` for this process's ISA.
+
+    Args:
+        model: a quantized model, or a floating-point one for the baselines ``fp32`` and ``bf16``. It is not changed.
+        recipe: the recipe the model was quantized with (found by itself where :func:`int8.quantize` or
+            :func:`int8.load` made the model), or ``fp32`` or ``bf16``.
+        dynamic: as ``torch.compile``: False compiles every shape for itself, True makes sizes symbolic, None decides.
+        allow_unfused: warn instead of raising when a quantized linear is not fused.
+
+    Returns:
+        A module that is called like ``model``. Everything but INT8 linears runs in the recipe's compute dtype: BF16
+        where the ISA multiplies it natively, FP32 elsewhere.
+
+    Raises:
+        ToolchainError: there is no C++ compiler.
+        QuantizationError: the model is in training mode or in FP16, or recipe and model do not fit.
+        FusionError: on the first call, if a quantized linear was not fused.
+    """
+    _require_compiler()
+    chosen = _recipe_of(model, recipe)
+    if model.training:
+        raise QuantizationError("the model is in training mode; call model.eval() first")
+    half = next((name for name, tensor in model.named_parameters() if tensor.dtype == torch.float16), None)
+    if half is not None:
+        raise QuantizationError(
+            f"parameter {half!r} is float16, which CPUs emulate; convert the model with model.float() first"
+        )
+    return CompiledModel(model, chosen, dynamic=dynamic, allow_unfused=allow_unfused).eval()
+
+
+def pack(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` that shares its tensors, with quantized linears as :class:`PackedLinear`."""
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    packed = copy.deepcopy(model, dict(tensors))
+    pool, seen = TensorPool(), dict[int, PackedLinear]()
+    for parent in list(packed.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and isinstance(child.weight, Int8Weight):
+                setattr(parent, name, seen.setdefault(id(child), PackedLinear(child, pool)))
+    return packed
+
+
+def _recipe_of(model: nn.Module, recipe: Recipe | str | None) -> Recipe | None:
+    chosen = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    stored = getattr(model, "int8_recipe", None)
+    chosen = chosen or (stored if isinstance(stored, Recipe) else None)
+    quantized = bool(quantized_modules(model))
+    if chosen is not None and chosen.quantized != quantized:
+        state = "quantized" if quantized else "not quantized"
+        raise QuantizationError(
+            f"recipe {chosen.name!r} does not fit: the model is {state}; "
+            "call int8.quantize first, or pass the other recipe"
+        )
+    if chosen is None and quantized:
+        chosen = recipes.get("sq-dynamic")
+    return chosen
+
+
+def _require_compiler() -> None:
+    configured = inductor_config.cpp.cxx
+    candidates = configured if isinstance(configured, (list, tuple)) else (configured,)
+    if not any(shutil.which(str(name)) for name in (*candidates, "g++", "clang++") if name):
+        raise ToolchainError("no C++ compiler found; install one (Debian: apt-get install g++) or name it in CXX")

@@ -1,0 +1,108 @@
+"""What really ran: fused linears, kernels by name, the ISA and the AMX permission of this process."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from int8 import isa
+from int8.compilation import CompiledModel
+from int8.quantization import weight_bits
+
+#: A line that oneDNN prints for each primitive that it executes; the fields are primitive kind and implementation.
+_EXECUTED = re.compile(r"^onednn_verbose,(?:v\d,)?primitive,exec,cpu,(?P<kind>\w+),(?P<name>[^,]+),", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one forward pass of a compiled model used. Counts are of original ``nn.Linear`` modules.
+
+    Attributes:
+        linears: linears of the model, quantized or not.
+        quantized_linears: those whose weight is INT8.
+        fused_linears: those that run in a fused kernel.
+        kernels: oneDNN's implementation names with their calls in one forward pass. Kernels that Inductor generates
+            itself and MKL's do not show there.
+        isa_effective: the ISA this process is held to.
+        amx_permission: whether the process holds Linux's permission for AMX tiles now.
+        weight_bits: 7 where kernels would saturate with 8; None if nothing is quantized.
+    """
+
+    linears: int
+    quantized_linears: int
+    fused_linears: int
+    kernels: Mapping[str, int]
+    isa_effective: str
+    amx_permission: bool | None
+    weight_bits: int | None
+
+
+def collect(model: nn.Module, compiled: CompiledModel, batch: Mapping[str, Tensor]) -> Evidence:
+    """Run ``compiled`` once on ``batch`` and say what ran.
+
+    Args:
+        model: the model as it was given to :func:`int8.compile`.
+        compiled: its compiled form; compiles now if it has not met the batch's shape.
+        batch: the model's inputs.
+    """
+    compiled(**batch)  # compiling packs weights with kernels of its own, which are not part of a forward pass
+    kernels = onednn_kernels(lambda: compiled(**batch))
+    return Evidence(
+        linears=compiled.linears,
+        quantized_linears=compiled.quantized_linears,
+        fused_linears=compiled.fused_linears,
+        kernels=kernels,
+        isa_effective=isa.effective(),
+        amx_permission=isa.amx_permission(),
+        weight_bits=weight_bits(model),
+    )
+
+
+def onednn_kernels(run: Callable[[], Any]) -> dict[str, int]:
+    """oneDNN's implementations and how often each ran during ``run()``, most used first.
+
+    oneDNN reports by printing, so the process's standard output is read through a file meanwhile.
+    """
+    with _captured_stdout() as read, _verbose():
+        run()
+        text = read()
+    counts = Counter(match["name"] for match in _EXECUTED.finditer(text))
+    return dict(counts.most_common())
+
+
+def _verbose() -> AbstractContextManager[Any]:
+    flags: Any = torch.backends.mkldnn
+    return cast(AbstractContextManager[Any], flags.verbose(flags.VERBOSE_ON))
+
+
+@contextmanager
+def _captured_stdout() -> Iterator[Callable[[], str]]:
+    """Send file descriptor 1 to a temporary file; the yielded function returns what was written so far."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield lambda: _read_all(file.fileno())
+        finally:
+            sys.stdout.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+def _read_all(descriptor: int) -> str:
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)  # oneDNN prints through C's buffered stdout
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0).decode(errors="replace")

@@ -1,0 +1,251 @@
+"""From a floating-point model to a quantized one: which linears, with which factors and scales."""
+
+from __future__ import annotations
+
+import copy
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torchao.core.config import AOBaseConfig
+from torchao.quantization.transform_module import register_quantize_module_handler
+
+from int8 import isa as isa_module
+from int8 import recipe as recipes
+from int8.calibrate import Batch, Calibration, ChannelStats, collect
+from int8.errors import CalibrationError, QuantizationError
+from int8.recipe import Recipe
+from int8.smooth import column_absmax, smoothing_factor
+from int8.tensor import Int8Weight, WeightBits
+
+#: Decides by qualified name and module whether a linear is quantized.
+LinearFilter = Callable[[str, nn.Linear], bool]
+
+_IN_A_LAYER = re.compile(r"(^|\.)\d+(\.|$)")
+
+
+def encoder_linear(name: str, module: nn.Linear) -> bool:
+    """The default filter: linears inside a numbered layer. Poolers and task heads lie outside and stay as they are."""
+    return bool(_IN_A_LAYER.search(name))
+
+
+def find_linears(model: nn.Module, accept: LinearFilter = encoder_linear) -> dict[str, nn.Linear]:
+    """Linears of ``model`` that ``accept`` takes, by qualified name; a shared module appears once.
+
+    Raises:
+        QuantizationError: there is none.
+    """
+    every = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = {name: module for name, module in every.items() if accept(name, module)}
+    if not found:
+        hint = (
+            f"none of its {len(every)} nn.Linear lies in a numbered layer; "
+            "pass accept=lambda name, module: True or a filter of your own"
+            if every
+            else "it has no nn.Linear (Conv1D models keep their weights elsewhere and are not supported)"
+        )
+        raise QuantizationError(f"{type(model).__name__} has 0 linears to quantize: {hint}")
+    return found
+
+
+def quantize(
+    model: nn.Module,
+    recipe: Recipe | str,
+    calibration: Iterable[Batch] | None = None,
+    *,
+    accept: LinearFilter = encoder_linear,
+    isa: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> nn.Module:
+    """A quantized copy of ``model``; the original is left as it is.
+
+    Args:
+        model: an FP32 or BF16 model in eval mode.
+        recipe: a recipe or its name (see :mod:`int8.recipe`).
+        calibration: dicts of the model's inputs, a few hundred real examples; recipes that are static or smooth need
+        it. accept: which linears to quantize; by default those inside encoder layers.
+        isa: the ISA the weights are quantized for, by default this process's; it decides 8- or 7-bit weights.
+        progress: called with the number of calibration batches done.
+
+    Returns:
+        A model whose chosen linears hold :class:`int8.tensor.Int8Weight`. Linears that no calibration token reached
+        stay in floating point; :func:`quantized_modules` lists what is quantized.
+
+    Raises:
+        QuantizationError: no linear found, or one that cannot be quantized.
+        CalibrationError: no, empty or bad calibration data.
+    """
+    chosen = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    if not chosen.quantized:
+        raise QuantizationError(
+            f"recipe {chosen.name!r} quantizes nothing; pass the model to int8.compile with recipe={chosen.name!r}"
+        )
+    if model.training:
+        raise QuantizationError("the model is in training mode; call model.eval() first")
+    linears = find_linears(model, accept)
+    bits = chosen.resolve_weight_bits(isa_module.resolve(isa) if isa else isa_module.effective())
+    seen = _calibrate(model, linears, chosen, calibration, progress)
+    plans = plan_activations(linears, chosen, seen)
+    quantized = _copy_without_weights(model, [linears[name] for name in plans])
+    modules = dict(quantized.named_modules())
+    for name, plan in plans.items():
+        weight = _quantize_one(name, linears[name].weight, plan, bits)
+        _set_weight(modules[name], weight)
+    quantized.int8_recipe = chosen  # type: ignore[assignment]
+    return quantized
+
+
+def weight_bits(model: nn.Module) -> int | None:
+    """The most bits that a quantized weight of ``model`` uses: 7 or 8; None if nothing is quantized."""
+    weights = [cast(Int8Weight, module.weight) for module in quantized_modules(model).values()]
+    return max((weight.bits for weight in weights), default=None)
+
+
+def quantized_modules(model: nn.Module) -> dict[str, nn.Linear]:
+    """Linears of ``model`` whose weight is quantized, by qualified name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and isinstance(module.weight, Int8Weight)
+    }
+
+
+@dataclass(frozen=True)
+class ActivationPlan:
+    """How one linear's input is quantized. ``factor``: (K,) or None; ``scale``: () for static, None for dynamic."""
+
+    factor: Tensor | None
+    scale: Tensor | None
+
+
+def plan_activations(
+    linears: Mapping[str, nn.Linear], recipe: Recipe, calibration: Calibration | None
+) -> dict[str, ActivationPlan]:
+    """The activation plan of each linear that can be quantized.
+
+    Linears that read the same tensor share one factor, from the largest weight of them all, so that their input is
+    quantized once. The scale of a smoothed activation follows from the channels' extremes: max_j(max|X_j| / s_j) / 127.
+    """
+    if calibration is None:
+        return {name: ActivationPlan(None, None) for name in linears}
+    plans: dict[str, ActivationPlan] = {}
+    for names in _input_groups(calibration).values():
+        stats = calibration.stats[names[0]]
+        factor = _group_factor([linears[name].weight for name in names], stats, recipe)
+        plan = ActivationPlan(factor, _static_scale(stats, factor) if recipe.activation == "static" else None)
+        plans.update(dict.fromkeys(names, plan))
+    return {name: plans[name] for name in linears if name in plans}
+
+
+def _input_groups(calibration: Calibration) -> dict[int, list[str]]:
+    groups: dict[int, list[str]] = {}
+    for name, stats in calibration.stats.items():
+        groups.setdefault(stats.input_group, []).append(name)
+    return groups
+
+
+def _group_factor(weights: Sequence[Tensor], stats: ChannelStats, recipe: Recipe) -> Tensor | None:
+    if not recipe.smoothing or recipe.alpha is None:
+        return None
+    return smoothing_factor(stats.absmax, column_absmax(weights), recipe.alpha)
+
+
+def _static_scale(stats: ChannelStats, factor: Tensor | None) -> Tensor:
+    smoothed = stats.absmax if factor is None else stats.absmax / factor
+    return (smoothed.amax() / 127).clamp(min=1e-30)
+
+
+def _calibrate(
+    model: nn.Module,
+    linears: Mapping[str, nn.Linear],
+    recipe: Recipe,
+    calibration: Iterable[Batch] | None,
+    progress: Callable[[int], None] | None,
+) -> Calibration | None:
+    if recipe.activation == "dynamic" and not recipe.smoothing:
+        return None
+    if calibration is None:
+        raise CalibrationError(
+            f"recipe {recipe.name!r} needs calibration data: "
+            "pass a few hundred real examples as dicts of the model's inputs"
+        )
+    return collect(model, linears, calibration, progress)
+
+
+def _quantize_one(name: str, weight: Tensor, plan: ActivationPlan, bits: WeightBits) -> Int8Weight:
+    try:
+        return Int8Weight.from_float(
+            weight, bits=bits, smoothing_factor=plan.factor, act_scale=plan.scale, dynamic=plan.scale is None
+        )
+    except QuantizationError as error:
+        raise QuantizationError(f"module {name!r}: {error}") from error
+
+
+def _copy_without_weights(model: nn.Module, linears: list[nn.Linear]) -> nn.Module:
+    """A deep copy of ``model`` that does not duplicate the weights about to be replaced."""
+    memo: dict[int, object] = {id(linear.weight): linear.weight for linear in linears}
+    return copy.deepcopy(model, memo)
+
+
+def _set_weight(module: nn.Module, weight: Int8Weight) -> None:
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    module.extra_repr = types.MethodType(_describe, module)  # type: ignore[method-assign]
+
+
+def _describe(module: nn.Linear) -> str:
+    weight = cast(Int8Weight, module.weight)
+    kind = "dynamic" if weight.dynamic else "static"
+    smooth = ", smoothed" if weight.act_pre_scale is not None else ""
+    return (
+        f"in_features={weight.shape[1]}, out_features={weight.shape[0]}, int8 {kind}{smooth}, {weight.bits}-bit weights"
+    )
+
+
+@dataclass
+class SmoothQuant(AOBaseConfig):  # type: ignore[misc]
+    """Our quantization as a config for torchao's ``quantize_``.
+
+        quantize_(model, int8.SmoothQuant.prepared(model, "sq-static", calibration), filter_fn=None)
+
+    torchao transforms one module at a time, while factors are shared by linears that read the same tensor; so the
+    config carries the finished plan of the whole model, made by :meth:`prepared`.
+    """
+
+    weights: dict[int, Int8Weight] = field(default_factory=dict)
+
+    @classmethod
+    def prepared(
+        cls,
+        model: nn.Module,
+        recipe: Recipe | str,
+        calibration: Iterable[Batch] | None = None,
+        *,
+        accept: LinearFilter = encoder_linear,
+        isa: str | None = None,
+    ) -> SmoothQuant:
+        """Calibrate ``model`` and plan its quantization; arguments and errors as :func:`quantize`."""
+        quantized = dict(quantize(model, recipe, calibration, accept=accept, isa=isa).named_modules())
+        originals = find_linears(model, accept)
+        return cls(
+            {
+                id(linear): quantized[name].weight
+                for name, linear in originals.items()
+                if isinstance(quantized[name].weight, Int8Weight)
+            }
+        )
+
+
+@register_quantize_module_handler(SmoothQuant)  # type: ignore[untyped-decorator]
+def _smooth_quant_handler(module: nn.Module, config: SmoothQuant) -> nn.Module:
+    weight = config.weights.get(id(module))
+    if weight is not None:
+        _set_weight(module, weight)
+    return module
+
+
+isa_module.enforce()
+torch.serialization.add_safe_globals([Recipe])
