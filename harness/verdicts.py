@@ -169,7 +169,7 @@ def replay_command(cell_key: str) -> str:
 
 
 def repeat_command(arguments: Sequence[str]) -> str:
-    """The command that measures a run again, whose ``arguments`` followed ``harness``; its id is left out: it is taken."""
+    """The command that measures a run again whose ``arguments`` followed ``harness``, without the id, which is taken."""
     words = list(arguments) or ["run"]
     while "--run-id" in words:
         place = words.index("--run-id")
