@@ -199,10 +199,7 @@ def gate(
 
     report = gating.gate(Store(_results(results)), run, baseline)
     named = None if results is None else str(results)
-    console = _console()
-    with console.capture() as captured:
-        gating.print_table(report, console, named)
-    _print(captured.get().rstrip("\n"))
+    _print(gating.table(report, named))
     if json_file is not None:
         _write(json_file, json.dumps(gating.to_json(report, named), indent=1, allow_nan=False) + "\n")
     if markdown_file is not None:
@@ -219,6 +216,28 @@ def accept(
     from harness import gating
 
     _print(gating.accept(Store(_results(results)), run))
+
+
+@app.command(epilog="Example: harness replay minilm/int8/sq-static/vnni/offline:b8:s128 --profile")
+def replay(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="model/engine/recipe/isa/scenario[/aoti][@task]")],
+    profile: Annotated[bool, typer.Option("--profile", help="Under torch's profiler: where the time goes.")] = False,
+) -> int:
+    """Measure one cell again, alone and outside any run, and print what it gave.
+
+    Exits 0 if it was measured, 2 if it failed.
+    """
+    from harness import doctor, progress, replay, show
+
+    replay.checked(cell)  # a wrong name is said before anything else
+    doctor.require_toolchain()
+    if profile:
+        _print(replay.profile(cell, say))
+        return 0
+    with progress.shown() as tell:
+        record = replay.replay(cell, tell)
+    _print(show.rows([record]))
+    return EXIT_CELL_FAILED if record.status == "failed" else 0
 
 
 @app.command(epilog="Example: harness report --results results --site site")
@@ -331,7 +350,7 @@ def _kept(store: Store, run_id: str) -> Iterator[None]:
         if all(header.run_id != run_id for header in store.runs()):
             raise InterruptedRunError("nothing was measured yet") from None
         count = len(store.load(run_id).records)
-        raise InterruptedRunError(f"{count} records are kept; `harness show --run {run_id}` reads them") from None
+        raise InterruptedRunError(f"records kept: {count}, read them with `harness show --run {run_id}`") from None
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...] | None:

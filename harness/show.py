@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -72,9 +72,14 @@ def as_table(run: Run) -> RenderableType:
     A speed-up is shown only where accuracy passed: speed without it is never published.
     """
     found = verdicts.judge(run)
-    records = [dataclasses.replace(record, speedup=verdicts.published_speedup(record, found)) for record in run.records]
+    published = [dataclasses.replace(item, speedup=verdicts.published_speedup(item, found)) for item in run.records]
+    return rows(published, _title(run))
+
+
+def rows(records: Sequence[Record], title: Text | None = None) -> RenderableType:
+    """A table of ``records`` as they are; columns that none of them fills are left out."""
     shown = [name for name in _COLUMNS if any(_COLUMNS[name](record) for record in records)]
-    table = Table("cell", "status", title=_title(run), title_justify="left", caption_justify="left")
+    table = Table("cell", "status", title=title, title_justify="left")
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
