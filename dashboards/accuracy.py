@@ -26,25 +26,24 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The cells of one model and task, on one scale. ``zero``: where no change lies, in percent."""
+    """The cells of one model and task, on one scale from ``low`` to ``high``; ``zero``: where 0 lies, in percent."""
 
     model: str
     task: str
     accuracy: Accuracy
     rows: tuple[Judged, ...]
     zero: float
-    reach: float
+    low: float
+    high: float
 
 
 def _group(model: str, task: str, members: list[tuple[Facts, Accuracy]]) -> Group:
-    reach = max(
-        max(abs(accuracy.delta), *(abs(end) for end in accuracy.delta_ci95 or (0.0,))) for _, accuracy in members
-    )
-    reach = max(reach, 0.002) * 1.05
+    ends = [end for _, accuracy in members for end in (accuracy.delta, *(accuracy.delta_ci95 or ()))]
+    low, high = float(min(-0.001, *ends)), float(max(0.001, *ends))
     most = max(max(accuracy.flips_gained, accuracy.flips_lost) for _, accuracy in members) or 1
 
     def place(value: float) -> float:
-        return 50.0 + 50.0 * max(-1.0, min(1.0, value / reach))
+        return float(2.0 + 96.0 * (value - low) / (high - low))
 
     rows = [
         Judged(
@@ -67,7 +66,7 @@ def _group(model: str, task: str, members: list[tuple[Facts, Accuracy]]) -> Grou
             row.facts.key,
         )
     )
-    return Group(model, task, members[0][1], tuple(rows), 50.0, reach)
+    return Group(model, task, members[0][1], tuple(rows), place(0.0), low, high)
 
 
 def groups(facts: Iterable[Facts]) -> tuple[Group, ...]:
@@ -78,8 +77,17 @@ def groups(facts: Iterable[Facts]) -> tuple[Group, ...]:
         if one.accuracy is None:
             continue
         cell, accuracy = one.cell, one.accuracy
-        name = (cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy, cell.task, accuracy.scenario, accuracy.delta,
-                accuracy.flips)
+        name = (
+            cell.model,
+            cell.engine,
+            cell.recipe,
+            cell.isa,
+            cell.deploy,
+            cell.task,
+            accuracy.scenario,
+            accuracy.delta,
+            accuracy.flips,
+        )
         if name in seen and accuracy.scenario is not None:
             continue
         seen.add(name)

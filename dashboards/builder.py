@@ -110,7 +110,7 @@ def build(store: Store, site: Path, *, now: float, repository: str | None = None
             _swap(draft, site)
     except OSError as error:
         raise StoreError(
-            f"{site}: {error.strerror or error}: make it writable, free some space, or choose another folder with --site"
+            f"{site}: {error.strerror or error}: make it writable, free some space, or choose another --site"
         ) from error
     return site / "index.html"
 
@@ -295,8 +295,11 @@ def _write_series(pages: Pages, history: History) -> None:
             newest=histories.newest_points(one, history.headers, files),
             scenario=wording.scenario_title(one.cell.scenario),
             replay=verdicts.replay_command(one.key),
+            withheld=one.withheld(),
         )
-    pages.write("series/index.html", "series_index.html", title="Series", lines=histories.index_lines(history.series.values()))
+    pages.write(
+        "series/index.html", "series_index.html", title="Series", lines=histories.index_lines(history.series.values())
+    )
 
 
 def _write_others(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:

@@ -9,8 +9,8 @@ from dashboards import wording
 from dashboards.facts import Digest, Facts
 from harness.records import RunHeader, slug
 
-#: A change of speed below this share is not worth a line, however narrow the intervals are.
-SMALL = 0.02
+#: A change of speed below this share is not worth a line: the intervals hold the spread within a run, not between runs.
+SMALL = 0.03
 #: How many lines the overview shows.
 MOST = 10
 
@@ -73,6 +73,8 @@ def compare(title: str, before: Digest, after: Digest) -> Comparison:
     """The cells that both runs have and that changed, the largest change first."""
     old = {one.key: one for one in before.facts}
     found = [change_of(old[one.key], one) for one in after.facts if one.key in old]
-    changes: Sequence[Change] = sorted((one for one in found if one is not None), key=lambda one: (-one.weight, one.key))
+    changes: Sequence[Change] = sorted(
+        (one for one in found if one is not None), key=lambda one: (-one.weight, one.key)
+    )
     versions = version_changes(before.header.versions, after.header.versions)
     return Comparison(title, before.header, tuple(changes[:MOST]), max(len(changes) - MOST, 0), versions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -24,28 +25,31 @@ BADGE_COLOURS = {
 }
 
 
+#: Characters that XML 1.0 cannot hold.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
 def printable(text: str) -> str:
-    """``text`` without the control characters that XML cannot hold."""
-    return "".join(letter if letter in "\t\n\r" or ord(letter) >= 32 else "�" for letter in text).replace("\ufffe", "").replace(
-        "\uffff", ""
-    )
+    """``text`` with a question mark for each character that XML cannot hold."""
+    return _NOT_XML.sub("?", text)
 
 
 def badge(state: str, title: str) -> str:
     """A small SVG picture of the newest verdict, with its words as text and as its accessible name."""
-    left, right = "INT8 gate", title
-    left_width, right_width = 8 + 6.6 * len(left), 14 + 6.8 * len(right)
-    width = left_width + right_width
-    name = escape(printable(f"{left}: {right}"), {'"': "&quot;"})
+    left, right = "INT8 gate", printable(title)
+    split = 8 + 6.6 * len(left)
+    rest = 14 + 6.8 * len(right)
+    width = f"{split + rest:.0f}"
+    name = escape(f"{left}: {right}", {'"': "&quot;"})
+    colour = BADGE_COLOURS.get(state, BADGE_COLOURS["none"])
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="20" role="img" aria-label="{name}">'
-        f"<title>{name}</title>"
-        f'<clipPath id="r"><rect width="{width:.0f}" height="20" rx="3"/></clipPath>'
-        f'<g clip-path="url(#r)"><rect width="{left_width:.0f}" height="20" fill="#2b323c"/>'
-        f'<rect x="{left_width:.0f}" width="{right_width:.0f}" height="20" fill="{BADGE_COLOURS.get(state, "#5b6472")}"/></g>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{name}">'
+        f'<title>{name}</title><clipPath id="r"><rect width="{width}" height="20" rx="3"/></clipPath>'
+        f'<g clip-path="url(#r)"><rect width="{split:.0f}" height="20" fill="#2b323c"/>'
+        f'<rect x="{split:.0f}" width="{rest:.0f}" height="20" fill="{colour}"/></g>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
-        f'<text x="{left_width / 2:.1f}" y="14">{escape(left)}</text>'
-        f'<text x="{left_width + right_width / 2:.1f}" y="14">{escape(printable(right))}</text></g></svg>\n'
+        f'<text x="{split / 2:.1f}" y="14">{escape(left)}</text>'
+        f'<text x="{split + rest / 2:.1f}" y="14">{escape(right)}</text></g></svg>\n'
     )
 
 

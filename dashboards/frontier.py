@@ -14,6 +14,10 @@ WIDTH, HEIGHT = 720.0, 380.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 24.0, 18.0, 48.0
 
 
+#: Left, top, right, bottom.
+Box = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Dot:
     """One recipe of one engine. Positions in the picture's units; ``best``: on the frontier."""
@@ -52,7 +56,13 @@ class Chart:
     left_out: tuple[tuple[Facts, str], ...]
 
 
-SHAPES = {"int8": "circle", "torchao": "square", "openvino": "diamond", "onnxruntime": "triangle", "ctranslate2": "cross"}
+SHAPES = {
+    "int8": "circle",
+    "torchao": "square",
+    "openvino": "diamond",
+    "onnxruntime": "triangle",
+    "ctranslate2": "cross",
+}
 #: Recipe to colour class: fixed, so that a recipe looks the same on every page and every night.
 COLOURS = {name: f"c{place % 8}" for place, name in enumerate(wording.RECIPE_ORDER)}
 
@@ -92,6 +102,24 @@ def _undominated(facts: list[Facts]) -> set[str]:
     return best
 
 
+def _label_place(label: str, x: float, y: float, taken: list[Box]) -> tuple[float, float, str]:
+    """Where the words of a dot go: the first place around it that is free, else above it. Marks the place as taken."""
+    width = 6.4 * len(label)
+    chosen = None
+    for dy in (-9.0, 17.0, -23.0, 31.0):
+        for anchor in ("start", "end"):
+            left = x + 9 if anchor == "start" else x - 9 - width
+            box = (left, y + dy - 10, left + width, y + dy + 3)
+            inside = box[0] >= LEFT and box[2] <= WIDTH - 4 and box[1] >= 4 and box[3] <= HEIGHT - BOTTOM
+            free = not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken)
+            if inside and free:
+                taken.append(box)
+                return (x + 9 if anchor == "start" else x - 9), y + dy, anchor
+            if inside and chosen is None:
+                chosen = (x + 9 if anchor == "start" else x - 9), y + dy, anchor
+    return chosen or (x, y - 9, "middle")
+
+
 def why_left_out(facts: Facts) -> str | None:
     """Why a cell has no place on the chart; None where it has one."""
     if facts.status != "ok":
@@ -116,9 +144,10 @@ def chart(model: str, isa: str, scenario: str, facts: Iterable[Facts]) -> Chart 
         return None
     # The loss is drawn as -delta: right is worse. An interval wider than the chart is cut at its edge.
     losses = [-one.accuracy.delta for one in placed if one.accuracy is not None]
-    x_low, x_high = min(0.0, *losses), max(0.0, *losses)
-    pad = max(0.15 * (x_high - x_low), 0.001)
-    x_low, x_high = x_low - pad, x_high + 1.6 * pad
+    ends = [-end for one in placed if one.accuracy is not None for end in one.accuracy.delta_ci95 or ()]
+    span = max(max(losses) - min(losses), 0.001)
+    x_low = max(min(0.0, *losses, *ends), min(losses) - 0.6 * span) - 0.04 * span
+    x_high = min(max(0.0, *losses, *ends), max(losses) + 0.6 * span) + 0.04 * span
     y_high = 1.12 * max(max(one.speedup or 0.0, (one.speedup_ci or (0.0, 0.0))[1]) for one in placed)
     y_high = max(y_high, 1.3)
 
@@ -132,22 +161,22 @@ def chart(model: str, isa: str, scenario: str, facts: Iterable[Facts]) -> Chart 
 
     best = _undominated(placed)
     dots: list[Dot] = []
-    taken: list[tuple[float, float]] = []
+    taken: list[Box] = [
+        (x(-one.accuracy.delta) - 8, y(one.speedup) - 8, x(-one.accuracy.delta) + 8, y(one.speedup) + 8)
+        for one in placed
+        if one.accuracy is not None and one.speedup is not None
+    ]
     for one in sorted(placed, key=lambda one: -(one.speedup or 0.0)):
         assert one.accuracy is not None and one.speedup is not None
         delta_low, delta_high = one.accuracy.delta_ci95 or (one.accuracy.delta, one.accuracy.delta)
         low, high = one.speedup_ci or (one.speedup, one.speedup)
         at_x, at_y = x(-one.accuracy.delta), y(one.speedup)
-        anchor = "end" if at_x > WIDTH - 190 else "start"
-        label_x = at_x + (-12 if anchor == "end" else 12)
-        label_y = at_y + 4
-        while any(abs(label_y - other_y) < 14 and abs(label_x - other_x) < 150 for other_x, other_y in taken):
-            label_y += 14
-        taken.append((label_x, label_y))
+        label = f"{one.cell.engine} {one.cell.recipe}" + ("" if one.cell.deploy == "jit" else f" {one.cell.deploy}")
+        label_x, label_y, anchor = _label_place(label, at_x, at_y, taken)
         dots.append(
             Dot(
                 one,
-                f"{one.cell.engine} {one.cell.recipe}" + ("" if one.cell.deploy == "jit" else f" {one.cell.deploy}"),
+                label,
                 at_x,
                 at_y,
                 x(-delta_high),
@@ -185,6 +214,8 @@ def charts(facts: Iterable[Facts]) -> tuple[Chart, ...]:
     groups: dict[tuple[str, str, str], list[Facts]] = {}
     for one in facts:
         groups.setdefault((one.cell.model, one.cell.isa, one.cell.scenario), []).append(one)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], wording.rank(item[0][1], wording.ISA_ORDER), item[0][2]))
+    ordered = sorted(
+        groups.items(), key=lambda item: (item[0][0], wording.rank(item[0][1], wording.ISA_ORDER), item[0][2])
+    )
     made = [chart(*name, members) for name, members in ordered]
     return tuple(one for one in made if one is not None)

@@ -75,8 +75,8 @@ def noises(all_series: Iterable[Series], fingerprints: Sequence[str], margin: fl
         if spread is None:
             continue
         found.append(
-            Noise(one.key, f"series/{slug(one.key)}.html", len(known), spread, VISIBLE * spread, sparkline(values), margin)
+            Noise(
+                one.key, f"series/{slug(one.key)}.html", len(known), spread, VISIBLE * spread, sparkline(values), margin
+            )
         )
     return sorted(found, key=lambda item: -item.spread)
-
-

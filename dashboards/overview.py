@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from dashboards import wording
 from dashboards.facts import FAIL, PASS, Facts
 from dashboards.judging import Judgement
 from harness.records import RunHeader, slug
+from harness.verdicts import is_quantized
 
 #: Cells that the newest run did not measure stay on the overview for this long, marked with their age.
 KEEP_S = 14 * 86400.0
@@ -69,7 +71,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model under one scenario. ``span``: how many rows share the model's heading; 0 where an earlier one has it."""
+    """A model under one scenario."""
 
     model: str
     family: str | None
@@ -77,7 +79,6 @@ class Row:
     scenario: str
     title: tuple[str, str]
     task: str | None
-    span: int
     cells: tuple[CellView | None, ...]
 
 
@@ -91,16 +92,26 @@ class Matrix:
     engines: tuple[tuple[str, int], ...]
     rows: tuple[Row, ...]
 
+    def models(self) -> list[tuple[str, list[Row]]]:
+        """The rows by model, in their order: real weights first."""
+        return [(model, list(rows)) for model, rows in itertools.groupby(self.rows, key=lambda row: row.model)]
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A tab. ``best``: the fastest cell among those whose accuracy passed."""
+    """A tab.
+
+    ``best`` is the fastest quantized cell of engine ``int8`` among those whose accuracy passed; ``peer`` that of the
+    other engines, on the same model and scenario where there is a ``best``. ``slower`` counts cells marked as regressed.
+    """
 
     isa: str
     title: str
     anchor: str
     matrices: tuple[Matrix, ...]
     best: CellView | None
+    peer: CellView | None
+    slower: int
 
 
 SYMBOLS = {
@@ -136,10 +147,12 @@ def accuracy_line(facts: Facts) -> str:
     """The accuracy of a cell in a few letters."""
     accuracy = facts.accuracy
     if accuracy is not None:
-        return f"{wording.points(accuracy.delta)}, {wording.percent(accuracy.flips)} flips"
+        return f"{wording.points(accuracy.delta)}, {wording.percent(accuracy.flips)} flips".replace(
+            " ", "\N{NO-BREAK SPACE}"
+        ).replace(",\N{NO-BREAK SPACE}", ", ")
     if facts.trust.outcome == PASS:
         return "not quantized"
-    return "synthetic weights" if facts.cell.weights == "synthetic" else "accuracy not judged"
+    return "speed only" if facts.cell.weights == "synthetic" else "accuracy not judged"
 
 
 def _bar(facts: Facts, top: float) -> Bar | None:
@@ -161,7 +174,11 @@ def _lines(facts: Facts, state: str) -> tuple[str, str, str]:
         return state, facts.reason or "no reason was recorded", ""
     if facts.withheld:
         blame = " and ".join(facts.trust.blame) or "accuracy"
-        return "withheld", f"{blame} {'fail' if ' and ' in blame else 'fails'}" if state == "fail" else facts.trust.reason, accuracy_line(facts)
+        return (
+            "withheld",
+            f"{blame} {'fail' if ' and ' in blame else 'fails'}" if state == "fail" else facts.trust.reason,
+            accuracy_line(facts),
+        )
     if state == "baseline":
         return "1.00×", "baseline", throughput_line(facts)
     if facts.speedup is None:
@@ -223,8 +240,10 @@ def _rows(found: Mapping[str, Latest], columns: tuple[Column, ...], views: Mappi
     for latest in found.values():
         by_row.setdefault((latest.facts.cell.model, latest.facts.cell.scenario), []).append(latest)
     drafts: list[Row] = []
-    for (model, scenario), members in sorted(by_row.items()):
-        tasks: list[str | None] = sorted({one.facts.cell.task for one in members if one.facts.cell.task}) or [None]
+    real = {one.facts.cell.model for one in found.values() if one.facts.cell.weights != "synthetic"}
+    for (model, scenario), members in sorted(by_row.items(), key=lambda item: (item[0][0] not in real, item[0])):
+        tasks: list[str | None] = [*sorted({one.facts.cell.task for one in members if one.facts.cell.task})]
+        tasks = tasks or [None]
         for task in tasks:
             fields = {
                 (one.facts.cell.engine, one.facts.cell.recipe, one.facts.cell.deploy): views[one.facts.key]
@@ -239,30 +258,10 @@ def _rows(found: Mapping[str, Latest], columns: tuple[Column, ...], views: Mappi
                     scenario,
                     wording.scenario_title(scenario),
                     task,
-                    0,
                     tuple(fields.get((column.engine, column.recipe, column.deploy)) for column in columns),
                 )
             )
-    spans: dict[str, int] = {}
-    for row in drafts:
-        spans[row.model] = spans.get(row.model, 0) + 1
-    rows, before = [], None
-    for row in drafts:
-        first = row.model != before
-        before = row.model
-        rows.append(
-            Row(
-                row.model,
-                row.family,
-                row.weights,
-                row.scenario,
-                row.title,
-                row.task,
-                spans[row.model] if first else 0,
-                row.cells,
-            )
-        )
-    return tuple(rows)
+    return tuple(drafts)
 
 
 def host_title(header: RunHeader) -> str:
@@ -281,48 +280,62 @@ def panels(
         judgements: per host fingerprint, the gate's word on its newest run.
         now: Unix time in seconds.
     """
-    isas = sorted(
-        {one.facts.cell.isa for cells in latest.values() for one in cells.values()},
-        key=lambda isa: wording.rank(isa, wording.ISA_ORDER),
-    )
+    isas = {one.facts.cell.isa for cells in latest.values() for one in cells.values()}
     made = []
-    for place, isa in enumerate(isas):
+    for place, isa in enumerate(sorted(isas, key=lambda name: wording.rank(name, wording.ISA_ORDER))):
         mine = {
-            host: {key: one for key, one in cells.items() if one.facts.cell.isa == isa}
+            host: found
             for host, cells in latest.items()
+            if (found := {key: one for key, one in cells.items() if one.facts.cell.isa == isa})
         }
-        top = max(
-            (one.facts.speedup_ci or (0.0, one.facts.speedup))[1]
-            for cells in mine.values()
-            for one in cells.values()
-            if one.facts.speedup is not None
-        ) if any(one.facts.speedup for cells in mine.values() for one in cells.values()) else 1.0
-        matrices, best = [], None
+        top = _top(one.facts for cells in mine.values() for one in cells.values())
+        views: list[CellView] = []
+        matrices = []
         for host, cells in mine.items():
-            if not cells:
-                continue
-            judgement = judgements.get(host)
-            newest = max(cells.values(), key=lambda one: one.header.started_at).header
-            if judgement is not None:
-                newest = judgement.header
-            alarms = judgement.alarms() if judgement else {}
-            views = {
-                key: view(one, newest=newest.run_id, now=now, top=top, alarm=alarms.get(key))
-                for key, one in cells.items()
-            }
-            columns = _columns(one.facts for one in cells.values())
-            engines: dict[str, int] = {}
-            for column in columns:
-                engines[column.engine] = engines.get(column.engine, 0) + 1
-            matrices.append(
-                Matrix(host_title(newest), host, columns, tuple(engines.items()), _rows(cells, columns, views))
-            )
-            for one in views.values():
-                faster = one.facts.speedup or 0.0
-                if one.state == "pass" and (best is None or faster > (best.facts.speedup or 0.0)):
-                    best = one
-        made.append(Panel(isa, wording.isa_title(isa), f"isa-{place}", tuple(matrices), best))
+            matrix, own = _matrix(host, cells, judgements.get(host), now=now, top=top)
+            matrices.append(matrix)
+            views += own
+        best, peer = _fastest(views)
+        slower = sum(one.alarm == "regression" for one in views)
+        made.append(Panel(isa, wording.isa_title(isa), f"isa-{place}", tuple(matrices), best, peer, slower))
     return tuple(made)
+
+
+def _top(facts: Iterable[Facts]) -> float:
+    """The end of the scale of a panel's bars: the largest end of an interval."""
+    ends = [one.speedup_ci[1] if one.speedup_ci else one.speedup for one in facts if one.speedup is not None]
+    return max(ends, default=1.0)
+
+
+def _matrix(
+    host: str, cells: Mapping[str, Latest], judgement: Judgement | None, *, now: float, top: float
+) -> tuple[Matrix, list[CellView]]:
+    newest = judgement.header if judgement else max((one.header for one in cells.values()), key=lambda h: h.started_at)
+    alarms = judgement.alarms() if judgement else {}
+    views = {
+        key: view(one, newest=newest.run_id, now=now, top=top, alarm=alarms.get(key)) for key, one in cells.items()
+    }
+    columns = _columns(one.facts for one in cells.values())
+    engines: dict[str, int] = {}
+    for column in columns:
+        engines[column.engine] = engines.get(column.engine, 0) + 1
+    matrix = Matrix(host_title(newest), host, columns, tuple(engines.items()), _rows(cells, columns, views))
+    return matrix, list(views.values())
+
+
+def _fastest(views: Iterable[CellView]) -> tuple[CellView | None, CellView | None]:
+    """The fastest quantized cell of ours whose accuracy passed, and of the others under the same conditions."""
+
+    def speed(one: CellView) -> float:
+        return one.facts.speedup or 0.0
+
+    passed = [one for one in views if one.state == "pass" and is_quantized(one.facts.cell) and one.facts.speedup]
+    best = max((one for one in passed if one.facts.cell.engine == "int8"), key=speed, default=None)
+    others = [one for one in passed if one.facts.cell.engine != "int8"]
+    if best is not None:
+        place = (best.facts.cell.model, best.facts.cell.scenario)
+        others = [one for one in others if (one.facts.cell.model, one.facts.cell.scenario) == place]
+    return best, max(others, key=speed, default=None)
 
 
 def recent(latest: Mapping[str, Latest]) -> dict[str, Latest]:

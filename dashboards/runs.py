@@ -34,7 +34,7 @@ class Group:
 
 
 def file_of(header: RunHeader) -> str:
-    """The page of a run, relative to the site's root. Run ids are checked file names, so their slug keeps them apart."""
+    """The page of a run, relative to the site's root. Run ids are file names already (the store checks them)."""
     return f"runs/{header.run_id}.html" if header.run_id.lower() != "index" else f"runs/{slug(header.run_id)}.html"
 
 

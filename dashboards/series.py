@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import statistics
 from array import array
@@ -19,7 +20,7 @@ from dashboards import wording
 from dashboards.facts import FAIL, PASS, Facts
 from harness.records import Cell, RunHeader, slug
 
-#: The columns of a series; also the names in its CSV file and in its script. Units: s, sequences/s, fraction, bytes, dB.
+#: The columns of a series; also the names in its CSV file and in its script. Units: s, sequences/s, fraction, byte, dB.
 COLUMNS = (
     "throughput",
     "throughput_low",
@@ -119,6 +120,11 @@ class Series:
         """Number ``index`` of a column, or None where it was not measured."""
         number = self.columns[name][index]
         return None if math.isnan(number) else number
+
+    def withheld(self) -> str | None:
+        """Why the newest point shows no speed although it was measured; None where it shows it."""
+        last = len(self.runs) - 1
+        return self.reasons.get(last) if self.status[last] == STATUS_CODES["ok"] else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Each point as a mapping, oldest first."""
@@ -221,7 +227,7 @@ def noise(values: Sequence[float]) -> float | None:
     logs = [math.log(value) for value in values if value > 0]
     if len(logs) < 6:
         return None
-    changes = [abs(after - before) for before, after in zip(logs, logs[1:], strict=False)]
+    changes = [abs(after - before) for before, after in itertools.pairwise(logs)]
     return 1.4826 * statistics.median(changes) / math.sqrt(2)
 
 

@@ -1,10 +1,12 @@
 """The site's static files: our style sheet, scripts and fonts, and the library that draws the charts.
 
 Charts are drawn by Plotly, out of the installed package ``plotly`` (MIT), which ships the minified library in one file:
-no request to another host, one version for all pages, upgraded with the lock file. It is large (about 5 MB), so only the
-pages of series load it, deferred, below text and tables that are readable without it; it earns its size there with error
+no request to another host, one version for all pages, upgraded with the lock file. It is large (about 5 MB), so only
+pages of series load it, deferred, below text and tables that are readable without it; it earns its size there with
 bands, zoom, hover and linked axes over thousands of points. Everything else is HTML and inline SVG. Smaller libraries
 (uPlot, 50 kB) are not on the Python package index and would have to be vendored and upgraded by hand.
+
+The fonts are Inter and JetBrains Mono (SIL Open Font License, their texts lie beside them), their Latin letters only.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import shutil
 from pathlib import Path
 
 #: Family, file, weights. Inlined into a style sheet: Firefox loads no font from a parent folder under ``file://``.
-FONTS = (("Inter Site", "inter-latin.woff2", "100 900"), ("JetBrains Mono Site", "jetbrains-mono-latin.woff2", "100 800"))
+FONTS = (
+    ("Inter Site", "inter-latin.woff2", "100 900"),
+    ("JetBrains Mono Site", "jetbrains-mono-latin.woff2", "100 800"),
+)
 PLAIN = ("site.css", "theme.js", "site.js", "series.js", "OFL-inter.txt", "OFL-jetbrains-mono.txt", "favicon.svg")
 
 

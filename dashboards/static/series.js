@@ -154,7 +154,8 @@
   }
 
   function draw() {
-    var range = plots.length ? plots[0].node.layout.xaxis : null;
+    var shown = plots[0].node.layout;
+    var range = shown ? shown.xaxis : null;
     var fixed = range && range.autorange === false ? range.range.slice() : null;
     plots.forEach(function (plot) { Plotly.purge(plot.node); });
     plots.forEach(function (plot) {
