@@ -35,11 +35,11 @@ env: $(STAMP) ## make .venv from the lock file, unless it is there
 # project is installed last, in place, with the environment's own setuptools, so this step needs no index.
 $(STAMP):
 	@.ci/check-host $(PYTHON)
-	echo "installing the environment into $(VENV)" >&2
+	echo "installing the environment into $(VENV); this takes some minutes" >&2
 	if ! $(BIN)/python -m pip --version 2>/dev/null | grep -qF "$$PWD/"; then $(PYTHON) -m venv --clear $(VENV); fi
 	rm -f $(VENV)/.installed-*
-	$(PIP) install --quiet -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install -qq -r requirements.lock
+	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	touch $@
 
 fetch: $(STAMP) ## get and check the catalog's models and data
@@ -48,9 +48,9 @@ fetch: $(STAMP) ## get and check the catalog's models and data
 # 0: all measured, 2: a cell failed, which the gate reports. With anything else there is no new run to judge. The site
 # is built whatever the gate says; then the gate's exit code is this command's.
 nightly: fetch ## measure, judge, and build the site
-	@status=0; $(BIN)/harness run --profile $(PROFILE) --results $(RESULTS) || status=$$?
+	@status=0; run=$$($(BIN)/harness run --profile $(PROFILE) --results $(RESULTS)) || status=$$?
 	if [ $$status != 0 ] && [ $$status != 2 ]; then exit $$status; fi
-	verdict=0; $(BIN)/harness gate --results $(RESULTS) || verdict=$$?
+	verdict=0; $(BIN)/harness gate --run "$$run" --results $(RESULTS) || verdict=$$?
 	$(BIN)/harness report --results $(RESULTS) --site $(SITE)
 	echo "site: $(abspath $(SITE))/index.html"
 	exit $$verdict
@@ -77,7 +77,7 @@ lock: ## resolve pyproject.toml anew into requirements.lock
 	trap 'rm -rf "$$scratch"' EXIT
 	$(PYTHON) -m venv "$$scratch"
 	"$$scratch/bin/python" .ci/list-wanted > "$$scratch/wanted"
-	"$$scratch/bin/python" -m pip --disable-pip-version-check install --quiet -r "$$scratch/wanted"
+	"$$scratch/bin/python" -m pip --disable-pip-version-check install -qq -r "$$scratch/wanted"
 	"$$scratch/bin/python" -m pip freeze --all > "$$scratch/frozen"
 	.ci/write-lock < "$$scratch/frozen" > "$$scratch/lock"
 	cp "$$scratch/lock" requirements.lock
