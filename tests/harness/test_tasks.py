@@ -42,6 +42,15 @@ def task(model: models.LoadedModel) -> tasks.Task:
     return tasks.load("tiny-reviews", model)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny work is done sooner without threads that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # --- texts and splits ------------------------------------------------------------------------------------------------
 
 
