@@ -14,7 +14,6 @@ import bz2
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -516,12 +515,10 @@ def mean_cosine(outputs: Floats, reference_outputs: Floats) -> float | None:
 
 
 def at_chance(accuracy: Accuracy) -> bool:
-    """Whether the value cannot be told from always naming the commonest class.
+    """Whether the value cannot be told from always naming the commonest class; the rule is the gate's."""
+    from harness import stats
 
-    One-sided, at 2.33 standard errors of the chance level over n examples (about 1 % of guessing models exceed it).
-    """
-    error = math.sqrt(accuracy.chance * (1 - accuracy.chance) / accuracy.n)
-    return accuracy.value <= accuracy.chance + 2.33 * error
+    return stats.at_chance(accuracy.value, accuracy.chance, accuracy.n)
 
 
 # --- registry --------------------------------------------------------------------------------------------------------
