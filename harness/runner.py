@@ -179,8 +179,7 @@ def _header(options: RunOptions) -> RunHeader:
 def _host_at_end() -> dict[str, Any]:
     """Fields that say whether the host was disturbed, read again."""
     names = ("load_1min", "cpu_busy_s", "steal_s", "memory_available_bytes")
-    host = fingerprint.collect()
-    return {name: host[name] for name in names if name in host}
+    return {name: fingerprint.collect_field(name) for name in names}
 
 
 def _groups(cells: Sequence[PlannedCell]) -> list[list[Cell]]:
@@ -491,6 +490,7 @@ class _Group:
                 dataclasses.replace(cell, **member.identity),
                 "failed",
                 f"{reason}; {_replay(cell)}{where}",
+                timing=_timing(member, cell.scenario, _Measured(), matrix.is_brief(cell)),
                 evidence=member.evidence.get(cell.scenario, Evidence()),
                 memory=member.memory,
                 accuracy=member.accuracy,

@@ -34,21 +34,37 @@ class Clocks:
     seconds: dict[Phase, float] = field(default_factory=dict)
     on_phase: Callable[[str], None] | None = None
     _running: Phase | None = None
+    _started: float = 0.0
 
     @contextmanager
     def measure(self, phase: Phase) -> Iterator[None]:
-        """Add the seconds of the ``with`` block to ``phase``."""
+        """Add the seconds of the ``with`` block to ``phase``, up to where :meth:`switch` ends it."""
         if self._running is not None:
             raise RuntimeError(f"phase {phase} started inside phase {self._running}")
-        self._running = phase
-        if self.on_phase is not None:
-            self.on_phase(phase)
-        start = time.perf_counter()
+        self._start(phase)
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            self._stop()
             self._running = None
+
+    def switch(self, phase: Phase) -> None:
+        """Inside a ``measure`` block: end its phase here and give the rest of the block to ``phase``."""
+        if self._running is None:
+            raise RuntimeError(f"phase {phase} has no running phase to follow")
+        self._stop()
+        self._start(phase)
+
+    def _start(self, phase: Phase) -> None:
+        self._running = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
+        self._started = time.perf_counter()
+
+    def _stop(self) -> None:
+        assert self._running is not None
+        spent = time.perf_counter() - self._started
+        self.seconds[self._running] = self.seconds.get(self._running, 0.0) + spent
 
 
 class Prepared(Protocol):

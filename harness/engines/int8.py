@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import Batch, Clocks
@@ -34,8 +34,9 @@ class Int8Engine:
 
         module: nn.Module = model.module
         if recipe.quantized:
-            with clock.measure("quantize"):
-                module = int8.quantize(module, recipe, calibration, isa=isa)
+            needs_data = recipe.smoothing or recipe.activation == "static"
+            with clock.measure("calibrate" if needs_data else "quantize"):
+                module = int8.quantize(module, recipe, _then_quantize(calibration, clock), isa=isa)
         # allow_unfused: the worker compares the counts itself and fails the cell with them, so they reach the record.
         return Int8Prepared(module, int8.compile(module, recipe=recipe, dynamic=False, allow_unfused=True))
 
@@ -63,6 +64,12 @@ class Int8Prepared:
         found = evidence.collect(self._module, self._compiled, batch)
         kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
         return Evidence(**{**kept, "kernels": dict(found.kernels)})
+
+
+def _then_quantize(calibration: Iterable[Batch], clock: Clocks) -> Iterator[Batch]:
+    """``calibration``; the clock goes on to ``quantize`` when its last batch has been used."""
+    yield from calibration
+    clock.switch("quantize")
 
 
 def module_memory(module: nn.Module) -> Memory:
