@@ -38,7 +38,7 @@ def shown() -> Iterator[Callable[[Event], None]]:
 
 def _line(event: Event) -> None:
     if event.kind not in _ONLY_BAR:
-        say(f"[{event.done / event.total:4.0%}] {event.message}" if event.total > 0 else event.message)
+        say(f"[{event.done / event.total:.0%}] {event.message}" if event.total > 0 else event.message)
 
 
 @contextlib.contextmanager

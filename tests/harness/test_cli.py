@@ -499,6 +499,7 @@ def test_doctor_prints_its_table(harness: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_that_is_interrupted_stays_readable(tmp_path: Path) -> None:
     """Measures for real: two scenarios, Ctrl-C after the first one's record, then show, gate and report."""
     what = "run --models tiny-bert --engines int8 --recipes fp32,sq-static --isa native --limit 32 --run-id mine"
@@ -514,7 +515,7 @@ def test_a_run_that_is_interrupted_stays_readable(tmp_path: Path) -> None:
         if line.rstrip().endswith("@tiny-reviews ok"):
             run.send_signal(signal.SIGINT)
             break
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=300)
     assert run.returncode == 130, "".join(lines) + err
     assert out == ""
     assert err.splitlines()[-1].startswith("error: interrupted; ")
@@ -529,8 +530,9 @@ def test_a_run_that_is_interrupted_stays_readable(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_gives_its_id_and_nothing_else_on_stdout(tmp_path: Path) -> None:
-    answer = process(*SMALL, "--engines", "int8", "--results", str(tmp_path), timeout=280)
+    answer = process(*SMALL, "--engines", "int8", "--results", str(tmp_path), timeout=800)
     assert answer.returncode == 0, answer.stderr
     run_id = answer.stdout.strip()
     (found,) = Store(tmp_path).load(run_id).records
