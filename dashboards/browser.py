@@ -73,7 +73,8 @@ class Page:
         answer = self.browser.call("Page.navigate", {"url": address}, self.session)
         if answer.get("errorText"):
             raise BrowserError(f"{address}: {answer['errorText']}")
-        self.browser.wait(lambda: self.loaded, f"{address} to load")
+        if "loaderId" in answer:  # otherwise only the fragment changed, and nothing is loaded
+            self.browser.wait(lambda: self.loaded, f"{address} to load")
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression in the page; a promise is awaited."""

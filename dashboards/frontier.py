@@ -83,6 +83,11 @@ def _ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def _loss(tick: float) -> str:
+    text = f"{100 * tick:+.3g}".replace("-", "−")
+    return "0" if abs(tick) < 1e-9 else text
+
+
 def _undominated(facts: list[Facts]) -> set[str]:
     """Keys of those that no other beats both in accuracy and in speed."""
     best: set[str] = set()
@@ -201,7 +206,7 @@ def chart(model: str, isa: str, scenario: str, facts: Iterable[Facts]) -> Chart 
         scenario=scenario,
         dots=tuple(dots),
         line=line,
-        x_ticks=tuple((x(tick), f"{100 * tick:+.1f}".replace("-", "−")) for tick in _ticks(x_low, x_high)),
+        x_ticks=tuple((x(tick), _loss(tick)) for tick in _ticks(x_low, x_high)),
         y_ticks=tuple((y(tick), f"{tick:g}×") for tick in _ticks(0.0, y_high)),
         zero_x=x(0.0),
         one_y=y(1.0),

@@ -102,7 +102,7 @@ class Panel:
     """A tab.
 
     ``best`` is the fastest quantized cell of engine ``int8`` among those whose accuracy passed; ``peer`` that of the
-    other engines, on the same model and scenario where there is a ``best``. ``slower`` counts cells marked as regressed.
+    other engines, on the same model and scenario where there is a ``best``. ``slower`` counts regressed cells.
     """
 
     isa: str
@@ -340,5 +340,5 @@ def _fastest(views: Iterable[CellView]) -> tuple[CellView | None, CellView | Non
 
 def recent(latest: Mapping[str, Latest]) -> dict[str, Latest]:
     """The cells of one host that are young enough, by the age of the host's newest run, to stand on the overview."""
-    newest = max(one.header.started_at for one in latest.values())
+    newest = max((one.header.started_at for one in latest.values()), default=0.0)
     return {key: one for key, one in latest.items() if newest - one.header.started_at <= KEEP_S}

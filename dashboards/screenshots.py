@@ -58,11 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--site", type=Path, required=True, help="folder of a site that `harness report` built")
     parser.add_argument("--out", type=Path, required=True, help="folder for the pictures")
+    names = [look[0] for look in LOOKS]
+    parser.add_argument("--looks", nargs="+", choices=names, default=names, help="which of them (default: all)")
     chosen = parser.parse_args(arguments)
     if not (chosen.site / "index.html").is_file():
         parser.error(f"{chosen.site} holds no site; build one with `harness report --site {chosen.site}`")
     try:
-        made = take(chosen.site, chosen.out)
+        made = take(chosen.site, chosen.out, tuple(look for look in LOOKS if look[0] in chosen.looks))
     except BrowserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 69
