@@ -57,8 +57,8 @@ class Timeouts:
     profile: float = 600
 
     def of(self, phase: str) -> float:
-        """Seconds for ``phase``."""
-        return float(getattr(self, phase))
+        """Seconds for ``phase``; what has no field of its own gets those of ``load``."""
+        return float(getattr(self, phase, self.load))
 
 
 #: The phase that a request starts in, until the worker names another.
