@@ -255,9 +255,7 @@ def parse_cell(text: str) -> Cell:
     return _cell(model, engine, _recipe(recipe).name, isa, Scenario.parse(scenario), deploy, task or None)
 
 
-def plan(
-    profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], catalog: Catalog
-) -> Plan:
+def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], catalog: Catalog) -> Plan:
     """The cells of a run.
 
     Args:
@@ -313,9 +311,7 @@ def is_brief(cell: Cell) -> bool:
     return cell.recipe == "bf16" and cell.isa not in recipes.NATIVE_BF16_ISAS
 
 
-def _cell(
-    model: str, engine: str, recipe: str, isa: str, scenario: Scenario, deploy: str, task: str | None
-) -> Cell:
+def _cell(model: str, engine: str, recipe: str, isa: str, scenario: Scenario, deploy: str, task: str | None) -> Cell:
     dtype = recipes.get(recipe).resolve_compute_dtype(isa)
     return Cell(model, engine, recipe, isa, str(scenario), deploy, task, compute_dtype=dtype)
 
@@ -358,9 +354,7 @@ def _isas(
     return (host[0],), (*notices, f"none of the profile's ISAs is left, so {host[0]} is measured")
 
 
-def _shard(
-    groups: Iterable[tuple[str, str]], shard: tuple[int, int] | None
-) -> Iterable[tuple[str, str]]:
+def _shard(groups: Iterable[tuple[str, str]], shard: tuple[int, int] | None) -> Iterable[tuple[str, str]]:
     """Groups of this shard. By a hash of the group's name: a new model or ISA moves no other group."""
     if shard is None:
         return groups

@@ -320,9 +320,8 @@ class _Group:
     def _fill(self, live: list[_Member]) -> None:
         """Prepare waiting members until the memory is full. At least one, whatever the estimate says."""
         session = self._session
-        capacity = _memory_capacity()
         admitted = 0
-        while self._waiting and (admitted == 0 or self._fits(live, capacity)):
+        while self._waiting and (admitted == 0 or self._fits(live)):
             member = self._waiting.pop(0)
             admitted += 1
             live.append(member)
@@ -334,12 +333,12 @@ class _Group:
         if self._waiting:
             session.tell("notice", f"memory holds {len(live)} workers at once; {len(self._waiting)} more follow")
 
-    def _fits(self, live: Sequence[_Member], capacity: int) -> bool:
+    def _fits(self, live: Sequence[_Member]) -> bool:
         limit = self._session.options.max_workers
         if limit is not None and len(live) >= max(limit, 2):
             return False
-        need = PROCESS_BYTES + MODEL_COPIES * self._model_bytes
-        return sum(member.memory.peak_rss_bytes or need for member in live) + need <= capacity
+        peaks = [member.memory.peak_rss_bytes or 0 for member in live]
+        return memory_holds(self._model_bytes, peaks, _available_bytes(), fingerprint.memory_limit_bytes())
 
     def _prepare(self, member: _Member) -> None:
         """Start the worker, make its model ready, compile all its scenarios, prove what runs, judge accuracy."""
@@ -599,10 +598,21 @@ def _arrays(path: Path) -> dict[str, Any]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def _memory_capacity() -> int:
-    """Bytes that workers may fill: a share of what is free, within the cgroup's limit."""
+def memory_holds(model_bytes: int, peaks: Sequence[int], available: int, limit: int | None) -> bool:
+    """Whether one more worker fits.
+
+    Args:
+        model_bytes: the model's FP32 parameters.
+        peaks: peak resident bytes of the live workers.
+        available: bytes that the host has free now; the live workers' are no longer among them.
+        limit: bytes that the cgroup grants; None for no limit.
+    """
+    need = PROCESS_BYTES + MODEL_COPIES * model_bytes
+    within_limit = limit is None or sum(peaks) + need <= MEMORY_SHARE * limit
+    return need <= MEMORY_SHARE * available and within_limit
+
+
+def _available_bytes() -> int:
     import psutil
 
-    available = int(psutil.virtual_memory().available)
-    limit = fingerprint.memory_limit_bytes()
-    return int(MEMORY_SHARE * (available if limit is None else min(available, limit)))
+    return int(psutil.virtual_memory().available)

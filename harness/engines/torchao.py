@@ -171,9 +171,7 @@ def _base_config(recipe: Recipe, reduce_range: bool) -> Any:
     return Int8DynamicActivationInt8WeightConfig(version=2, reduce_range=reduce_range)
 
 
-def _smooth(
-    module: nn.Module, base: Any, alpha: float | None, calibration: Iterable[Batch], clock: Clocks
-) -> None:
+def _smooth(module: nn.Module, base: Any, alpha: float | None, calibration: Iterable[Batch], clock: Clocks) -> None:
     """Upstream's prepare, calibrate, convert. ``alpha`` None: scales without smoothing."""
     import itertools
 

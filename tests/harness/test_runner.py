@@ -315,3 +315,13 @@ def test_groups_hold_what_is_compared() -> None:
         ["bamx"],
         ["bvnni"],
     ]
+
+
+def test_memory_bounds_how_many_workers_live() -> None:
+    gib = 1 << 30
+    need = runner.PROCESS_BYTES + runner.MODEL_COPIES * gib
+    enough = int(need / runner.MEMORY_SHARE) + 1
+    assert runner.memory_holds(gib, [], enough, None)
+    assert not runner.memory_holds(gib, [], enough - gib, None)
+    assert runner.memory_holds(gib, [gib], enough, enough + 2 * gib)
+    assert not runner.memory_holds(gib, [gib, gib], enough, enough + gib)

@@ -185,9 +185,7 @@ time.sleep(600)
 
 
 def test_a_worker_does_not_outlive_its_runner(tmp_path: Path) -> None:
-    runner = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
-    )
+    runner = subprocess.Popen([sys.executable, "-c", ORPHAN, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True)
     assert runner.stdout is not None
     pid = int(runner.stdout.readline())
     assert not gone(pid)
