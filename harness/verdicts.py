@@ -169,7 +169,7 @@ def replay_command(cell_key: str) -> str:
 
 
 def repeat_command(arguments: Sequence[str]) -> str:
-    """The command that measures a run again whose ``arguments`` followed ``harness``, without the id, which is taken."""
+    """The command that measures a run again: ``harness`` and its ``arguments``, without the id, which is taken."""
     words = list(arguments) or ["run"]
     while "--run-id" in words:
         place = words.index("--run-id")
@@ -486,6 +486,41 @@ def _speed_reason(name: str, value: float, ratio: stats.Ratio, now: Timing, befo
     if now.steady is False:
         parts.append("never became steady")
     return "; ".join(parts)
+
+
+# --- whole intervals against a margin ---------------------------------------------------------------------------------
+
+
+def noninferiority(interval: tuple[float, float], margin: float) -> Outcome:
+    """Is something not worse by ``margin`` (at least 0)? ``interval`` is that of the difference, higher being better.
+
+    ``pass`` if even its lower end lies above ``-margin``, ``regression`` if even its upper end lies below, else
+    ``inconclusive``: a difference that was not found is no proof that there is none (G. Piaggio et al., "Reporting of
+    noninferiority and equivalence randomized trials", JAMA 308, 2012).
+    """
+    low, high = interval
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "failed"
+    if low > -margin:
+        return "pass"
+    return "regression" if high < -margin else "inconclusive"
+
+
+def speed_beyond_margin(ratio: stats.Ratio, margin: float, noise_floor: float = 0.0) -> Outcome:
+    """What a speed ratio with its interval says against a margin (a fraction of the speed), neither below the noise.
+
+    ``regression`` only if the whole interval is beyond the larger of margin and noise floor; ``pass`` or
+    ``improvement`` only if none of it is; otherwise, or without an interval, ``inconclusive``: measure more.
+    """
+    limit = 1.0 - max(margin, noise_floor)
+    if ratio.interval is None or not all(math.isfinite(end) for end in ratio.interval):
+        return "inconclusive"
+    low, high = ratio.interval
+    if high < limit:
+        return "regression"
+    if low < limit:
+        return "inconclusive"
+    return "improvement" if low > 1.0 / limit else "pass"
 
 
 # --- cells that are gone ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from judged import accuracy, cell, record, run, timing
 
-from harness import verdicts
+from harness import stats, verdicts
 from harness.records import Accuracy, Evidence, Latency, Record, Round, Run, Speedup, Timing
 from harness.verdicts import Baseline, Verdict
 
@@ -488,3 +488,36 @@ def test_a_slower_cell_still_shows_its_speed_up() -> None:
 def test_verdicts_are_the_same_each_time() -> None:
     now, before = run([record(time_s=0.104)]), run([record()], "before")
     assert verdicts.judge(now, before) == verdicts.judge(now, before)
+
+
+# --- whole intervals against a margin ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval", "outcome"),
+    [
+        ((-0.004, 0.002), "pass"),
+        ((-0.012, -0.002), "inconclusive"),
+        ((-0.03, -0.011), "regression"),
+        ((0.02, 0.03), "pass"),
+        ((math.nan, 0.0), "failed"),
+    ],
+)
+def test_noninferiority_needs_the_whole_interval(interval: tuple[float, float], outcome: str) -> None:
+    assert verdicts.noninferiority(interval, 0.01) == outcome
+
+
+@pytest.mark.parametrize(
+    ("interval", "floor", "outcome"),
+    [
+        ((0.90, 0.94), 0.0, "regression"),
+        ((0.90, 0.94), 0.08, "inconclusive"),
+        ((0.90, 0.96), 0.0, "inconclusive"),
+        ((0.96, 1.02), 0.0, "pass"),
+        ((1.06, 1.10), 0.0, "improvement"),
+        (None, 0.0, "inconclusive"),
+    ],
+)
+def test_speed_regresses_only_beyond_margin_and_noise(interval: Any, floor: float, outcome: str) -> None:
+    ratio = stats.Ratio(1.0, interval, "process", 8)
+    assert verdicts.speed_beyond_margin(ratio, 0.05, floor) == outcome
