@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -246,9 +246,9 @@ def with_results(command: str, results: str | None) -> str:
     return f"{command} --results {_verdicts.quoted(results)}"
 
 
-def table(report: GateReport, results: str | None = None) -> RenderableType:
-    """The report for a terminal: the table of verdicts, then notes, commands and the result."""
-    grid = Table(title=None, show_edge=False, pad_edge=False)
+def table(report: GateReport) -> Table:
+    """The verdicts worth a line, as a table for a terminal."""
+    grid = Table(show_edge=False, pad_edge=False)
     for column in ("cell", "metric", "verdict"):
         grid.add_column(column, overflow="fold")
     grid.add_column("gated")
@@ -265,16 +265,22 @@ def table(report: GateReport, results: str | None = None) -> RenderableType:
             _number(verdict.limit),
             Text(verdict.reason),
         )
-    tail = [*(f"note: {note}" for note in report.notes), *failure_lines(report, results)]
-    result = Text(headline(report), style=_STYLES[report.outcome])
-    return Group(grid, *(Text(line) for line in ("", *tail)), result)
+    return grid
 
 
 def print_table(report: GateReport, console: Console, results: str | None = None) -> None:
-    """Print the report. Lines are not cut where ``console`` is no terminal: they are read by people in logs."""
+    """Print the table of verdicts, then notes, failures with their commands, and the result.
+
+    Lines below the table are never broken, so that commands can be copied; where ``console`` is no terminal the table
+    is wide too, as it is read in logs.
+    """
     if not console.is_terminal:
         console = Console(file=console.file, width=max(console.width, 200), color_system=None)
-    console.print(table(report, results), soft_wrap=False)
+    if shown(report):
+        console.print(table(report))
+    for line in ("", *(f"note: {note}" for note in report.notes), *failure_lines(report, results)):
+        console.print(Text(line), soft_wrap=True)
+    console.print(Text(headline(report), style=_STYLES[report.outcome]), soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

@@ -307,6 +307,14 @@ def test_the_table_has_whole_commands_even_in_a_narrow_log(slow: gating.GateRepo
     assert f"reproduce: harness replay {key}" in elsewhere, "a replay reads no store"
 
 
+def test_lines_with_commands_are_never_broken(store: Store) -> None:
+    where = cell(model="m" * 250)
+    keep(store, run([record(where, status="failed", reason="r" * 300)], "run-1", started_at=1.0))
+    lines = printed(gating.gate(store)).splitlines()
+    assert f"  reproduce: harness replay {where.key}" in lines
+    assert any("r" * 300 in line for line in lines)
+
+
 def test_what_is_not_gated_has_no_failure_line(slow: gating.GateReport) -> None:
     assert not any("torchao" in line for line in gating.failure_lines(slow))
 

@@ -274,6 +274,10 @@ def test_float_cells_prove_their_isa_but_have_nothing_to_fuse() -> None:
     assert codes(run([leaky], gated=("fp32",))) == 2
 
 
+def test_a_reference_copy_is_no_reference_product() -> None:
+    assert codes(run([record(evidence=evidence(kernels={"ref:any": 2, "brg_matmul:avx512_core_vnni": 36}))])) == 0
+
+
 # --- what decides -----------------------------------------------------------------------------------------------------
 
 
