@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from dashboards import series as histories
 from dashboards.facts import Digest, digest
 from dashboards.judging import Judgement
 from dashboards.render import Pages
-from harness import metrics, verdicts
+from harness import fingerprint, metrics, verdicts
 from harness.errors import HarnessError, StoreError, UsageError
 from harness.records import RunHeader, Store, slug
 
@@ -26,6 +28,9 @@ MARKER = ".int8-site"
 KEPT = ("asv",)
 #: A host whose newest run is older than this, compared with the newest run of all, has left the overview.
 HOST_KEEP_S = 30 * 86400.0
+#: From how many runs on several processes pay, and how many of them at the most.
+WORTH_WORKERS = 24
+MOST_WORKERS = 8
 
 NAVIGATION = (
     ("index.html", "Overview"),
@@ -65,12 +70,16 @@ class History:
             self.series[one.key].add(number, one)
             mine[one.key] = overview.Latest(found.header, one)
 
-    def newest_of(self) -> dict[str, RunHeader]:
-        """The newest run of each host that is still on the overview, the host with the newest run first."""
-        found = {header.fingerprint: header for header in self.headers}
-        newest = max((header.started_at for header in found.values()), default=0.0)
-        kept = [header for header in found.values() if newest - header.started_at <= HOST_KEEP_S]
-        return {header.fingerprint: header for header in sorted(kept, key=lambda one: -one.started_at)}
+
+def newest_of(headers: Iterable[RunHeader]) -> dict[str, RunHeader]:
+    """The newest run of each host that is still on the overview, the host with the newest run first.
+
+    ``headers`` come oldest first.
+    """
+    found = {header.fingerprint: header for header in headers}
+    newest = max((header.started_at for header in found.values()), default=0.0)
+    kept = [header for header in found.values() if newest - header.started_at <= HOST_KEEP_S]
+    return {header.fingerprint: header for header in sorted(kept, key=lambda one: -one.started_at)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +166,7 @@ def _swap(draft: Path, site: Path) -> None:
 
 def _write_site(store: Store, draft: Path, *, now: float, repository: str | None, asv: bool) -> None:
     listing = store.listing()
-    judgements = {
-        header.fingerprint: judging.judge(store, header.run_id)
-        for header in {one.fingerprint: one for one in listing.headers}.values()
-    }
+    judgements = {host: judging.judge(store, header.run_id) for host, header in newest_of(listing.headers).items()}
     pages = Pages(
         draft,
         {
@@ -176,63 +182,88 @@ def _write_site(store: Store, draft: Path, *, now: float, repository: str | None
     history = History(problems=list(listing.problems))
     keep = _to_compare(listing.headers, judgements)
     kept: dict[str, Digest] = {}
-    for place, header in enumerate(listing.headers):
-        found = _read(store, header, history)
-        if found is None:
+    for found in _each_run(_Printer(store, pages, listing.headers, judgements)):
+        if isinstance(found, str):
+            history.problems.append(found)
             continue
-        if header.run_id in keep:
-            kept[header.run_id] = found
-        judgement = judgements.get(header.fingerprint)
-        mine = judgement if judgement and judgement.header.run_id == header.run_id else None
-        _write_run(pages, store, found, listing.headers, place, mine)
+        if found.header.run_id in keep:
+            kept[found.header.run_id] = found
         history.add(found)
     _write_overview(pages, store, history, judgements, kept, now)
     _write_series(pages, history)
     _write_others(pages, history, judgements, now)
 
 
-def _read(store: Store, header: RunHeader, history: History) -> Digest | None:
-    try:
-        return digest(store.load(header.run_id), judging.trust)
-    except HarnessError as error:  # a file that vanished or broke since it was listed
-        history.problems.append(str(error))
-        return None
-
-
 def _to_compare(headers: tuple[RunHeader, ...], judgements: dict[str, Judgement]) -> set[str]:
     """Runs that the overview compares: of each host the newest, the one before, and the baseline."""
     wanted = {one.baseline for one in judgements.values() if one.baseline}
-    for fingerprint in judgements:
-        wanted |= {header.run_id for header in [one for one in headers if one.fingerprint == fingerprint][-2:]}
+    for host in judgements:
+        wanted |= {header.run_id for header in [one for one in headers if one.fingerprint == host][-2:]}
     return wanted
 
 
-def _write_run(
-    pages: Pages,
-    store: Store,
-    found: Digest,
-    headers: tuple[RunHeader, ...],
-    place: int,
-    judgement: Judgement | None,
-) -> None:
-    before = next((one for one in reversed(headers[:place]) if one.fingerprint == found.header.fingerprint), None)
-    pages.write(
-        runs.file_of(found.header),
-        "run.html",
-        title=f"Run {found.header.run_id}",
-        run=found,
-        counts=found.counts(),
-        judgement=judgement,
-        groups=runs.groups(found),
-        failures=runs.failures(store, found),
-        skipped=[one for one in found.facts if one.status == "skipped"],
-        before=before,
-        before_file=runs.file_of(before) if before else None,
-        earlier=runs.file_of(headers[place - 1]) if place else None,
-        later=runs.file_of(headers[place + 1]) if place + 1 < len(headers) else None,
-        environment=runs.environment_changes(before, found.header),
-        clocks=runs.CLOCKS,
-    )
+@dataclass(frozen=True)
+class _Printer:
+    """Reads runs and writes their pages."""
+
+    store: Store
+    pages: Pages
+    headers: tuple[RunHeader, ...]
+    judgements: dict[str, Judgement]
+
+    def __call__(self, place: int) -> Digest | str:
+        """Write the page of run number ``place``; what the other pages need of it, or why it could not be read."""
+        try:
+            found = digest(self.store.load(self.headers[place].run_id), judging.trust)
+        except HarnessError as error:  # a file that vanished or broke since it was listed
+            return str(error)
+        header = found.header
+        judgement = self.judgements.get(header.fingerprint)
+        earlier = self.headers[:place]
+        before = next((one for one in reversed(earlier) if one.fingerprint == header.fingerprint), None)
+        self.pages.write(
+            runs.file_of(header),
+            "run.html",
+            title=f"Run {header.run_id}",
+            run=found,
+            counts=found.counts(),
+            judgement=judgement if judgement and judgement.header.run_id == header.run_id else None,
+            groups=runs.groups(found),
+            failures=runs.failures(self.store, found),
+            skipped=[one for one in found.facts if one.status == "skipped"],
+            before=before,
+            before_file=runs.file_of(before) if before else None,
+            earlier=runs.file_of(earlier[-1]) if earlier else None,
+            later=runs.file_of(self.headers[place + 1]) if place + 1 < len(self.headers) else None,
+            environment=runs.environment_changes(before, header),
+            clocks=runs.CLOCKS,
+        )
+        return found
+
+
+#: What the processes that write runs' pages inherit when they are forked: it holds templates, which cannot be sent.
+_printer: _Printer | None = None
+
+
+def _print(place: int) -> Digest | str:
+    assert _printer is not None
+    return _printer(place)
+
+
+def _each_run(printer: _Printer) -> Iterator[Digest | str]:
+    """Every run, oldest first, its page written; by all CPUs that this process may use where there are many runs."""
+    global _printer
+    workers = min(fingerprint.usable_threads(), MOST_WORKERS)
+    places = range(len(printer.headers))
+    if workers < 2 or len(places) < WORTH_WORKERS:
+        yield from map(printer, places)
+        return
+    _printer = printer
+    try:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+            yield from pool.map(_print, places, chunksize=4)
+    finally:
+        _printer = None
 
 
 def _write_overview(
@@ -243,7 +274,7 @@ def _write_overview(
     kept: dict[str, Digest],
     now: float,
 ) -> None:
-    newest = history.newest_of()
+    newest = newest_of(history.headers)
     if not newest:
         pages.write("index.html", "empty.html", title="Overview", problems=history.problems, root=str(store.root.name))
         return
@@ -303,7 +334,9 @@ def _write_series(pages: Pages, history: History) -> None:
 
 
 def _write_others(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:
-    current = [one.facts for host in history.newest_of() for one in overview.recent(history.latest[host]).values()]
+    current = [
+        one.facts for host in newest_of(history.headers) for one in overview.recent(history.latest[host]).values()
+    ]
     pages.write("frontier.html", "frontier.html", title="Frontier", charts=frontier.charts(current))
     pages.write("accuracy.html", "accuracy.html", title="Accuracy", groups=accuracy.groups(current))
     pages.write_text("data/latest.csv", histories.latest_csv(current))
@@ -332,7 +365,7 @@ def _write_feeds(pages: Pages, history: History, judgements: dict[str, Judgement
         title = f"{judged.title}: " if judged else ""
         entries.append((line.header, line.file, f"{title}{line.header.run_id}", counted or "no records"))
     pages.write_text("feed.atom", feed.atom(entries, now))
-    newest = list(history.newest_of().values())
+    newest = list(newest_of(history.headers).values())
     head = words.get(newest[0].run_id) if newest else None
     pages.write_text("badge.svg", feed.badge(head.state if head else "none", head.title.lower() if head else "no run"))
     series: list[dict[str, Any]] = [

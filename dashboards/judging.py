@@ -9,16 +9,17 @@ from harness import gating, verdicts
 from harness.records import Record, RunHeader, Store, slug
 from harness.verdicts import Verdict
 
-#: Verdicts on something else than speed.
-TRUST_METRICS = frozenset({"status", "evidence", "accuracy", "flips", "chance"})
-
 
 def trust(record: Record, header: RunHeader) -> Trust:
     """The rules' word on everything but the speed of ``record``, and whether its speed may be shown."""
     if record.status != "ok":
         return Trust(UNJUDGED, record.reason or record.status, (), False)
-    found = verdicts.judge_record(record, header)
-    bad = [one for one in found if one.metric in TRUST_METRICS and not one.good]
+    # The parts of verdicts.judge_record that do not look at speed, whose bootstrap would cost more than all the rest.
+    gated = verdicts.is_gated(record.cell, header)
+    found = [verdicts.judge_evidence(record, gated)]
+    if record.accuracy is not None or (record.cell.task and verdicts.is_quantized(record.cell)):
+        found += verdicts.judge_accuracy(record, gated)
+    bad = [one for one in found if not one.good]
     if bad:
         return Trust(FAIL, "; ".join(one.reason for one in bad), tuple(one.metric for one in bad), False)
     judged = [one.reason for one in found if one.metric in ("accuracy", "flips")]

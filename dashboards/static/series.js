@@ -30,6 +30,8 @@
     return column ? column.map(function (value) { return value === null ? null : value * factor; }) : null;
   }
   function translucent(colour, share) { return colour.replace("rgb(", "rgba(").replace(")", ", " + share + ")"); }
+  // A finger that moves over a chart scrolls the page; the range buttons zoom there.
+  var coarse = Boolean(window.matchMedia && window.matchMedia("(pointer: coarse)").matches);
   var sans = getComputedStyle(document.body).fontFamily;
 
   var CHARTS = [
@@ -142,11 +144,11 @@
     var soft = variable("--soft"), line = variable("--line"), ink = variable("--ink");
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 56, r: 12, t: 26, b: 34 },
-      font: { family: sans, size: 12, color: soft }, hovermode: "closest", dragmode: "zoom", showlegend: hosts.length > 1,
+      font: { family: sans, size: 12, color: soft }, hovermode: "closest", dragmode: coarse ? false : "zoom", showlegend: hosts.length > 1,
       legend: { orientation: "h", y: -0.16, x: 0, font: { size: 11 } },
       hoverlabel: { bgcolor: variable("--paper"), bordercolor: variable("--strong"), font: { color: ink, size: 12, family: sans }, align: "left" },
-      xaxis: { type: "date", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft } },
-      yaxis: { gridcolor: line, zeroline: Boolean(chart.zero), zerolinecolor: variable("--strong"), zerolinewidth: 1.5, tickfont: { color: soft }, automargin: true, nticks: 6 },
+      xaxis: { fixedrange: coarse, type: "date", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft } },
+      yaxis: { fixedrange: coarse, gridcolor: line, zeroline: Boolean(chart.zero), zerolinecolor: variable("--strong"), zerolinewidth: 1.5, tickfont: { color: soft }, automargin: true, nticks: 6 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       shapes: changes.map(function (bump) { return { type: "line", x0: bump.x, x1: bump.x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dash", color: variable("--strong") } }; }),
       annotations: changes.slice(-12).map(function (bump, place) { return { x: bump.x, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", text: inert(bump.text), showarrow: false, font: { size: 10, color: soft }, textangle: 0, xshift: -2, yshift: (place % 2) * 11 }; })

@@ -72,20 +72,21 @@
       });
       if (focus) { tabs[index].focus(); }
     }
+    function choose(index, focus) {
+      select(index, focus);
+      try { history.replaceState(null, "", "#" + panels[index].id); } catch (error) { /* not everywhere allowed */ }
+    }
     function fromAddress() {
       var wanted = tabs.map(function (tab) { return "#" + tab.getAttribute("aria-controls"); }).indexOf(location.hash);
       select(wanted < 0 ? 0 : wanted, false);
     }
     tabs.forEach(function (tab, index) {
-      tab.addEventListener("click", function () {
-        select(index, false);
-        try { history.replaceState(null, "", "#" + tab.getAttribute("aria-controls")); } catch (error) { /* file:// */ }
-      });
+      tab.addEventListener("click", function () { choose(index, false); });
       tab.addEventListener("keydown", function (event) {
         var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
         var next = step ? (index + step + tabs.length) % tabs.length
           : event.key === "Home" ? 0 : event.key === "End" ? tabs.length - 1 : -1;
-        if (next >= 0) { event.preventDefault(); select(next, true); }
+        if (next >= 0) { event.preventDefault(); choose(next, true); }
       });
     });
     group.hidden = false;

@@ -82,8 +82,9 @@ def test_tabs_switch_by_click_by_key_and_by_address(site: Path, page: Page) -> N
     page.press("ArrowRight")
     assert page.run(shown) == "isa-0"
     assert page.run("document.activeElement.id") == "tab-isa-0"
+    assert page.run("location.hash") == "#isa-0", "what is shown can be passed on"
     page.open(address(site / "index.html") + "#isa-1")
-    assert page.run(shown) == "isa-1"
+    page.wait_for(f"{shown} === 'isa-1'")
 
 
 def test_filters_filter(site: Path, page: Page) -> None:

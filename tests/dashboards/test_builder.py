@@ -215,3 +215,15 @@ def test_a_commit_links_to_the_repository_that_the_caller_names(tmp_path: Path) 
     write_run(store, make_header("run", NOW - 60), [make_record("run", CELL)])
     page = text(dashboards.build(store, tmp_path / "site", now=NOW, repository="https://example.org/x"))
     assert f'href="https://example.org/x/commit/{"c" * 40}"' in page
+
+
+def test_several_processes_write_what_one_writes(
+    store: Store, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboards.builder.WORTH_WORKERS", 2)
+    monkeypatch.setattr("harness.fingerprint.usable_threads", lambda: 2)
+    other = dashboards.build(store, tmp_path / "site", now=NOW).parent
+    asv = '        <li><a href="{}asv/index.html">asv</a></li>\n'
+    for name in ("index.html", *(f"runs/{path.name}" for path in (site / "runs").glob("*.html"))):
+        without_asv = text(site / name).replace(asv.format("../" if "/" in name else ""), "")
+        assert text(other / name) == without_asv

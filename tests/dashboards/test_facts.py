@@ -10,6 +10,7 @@ from site_samples import make_accuracy, make_header, make_record
 
 from dashboards import judging
 from dashboards.facts import FAIL, PASS, UNJUDGED, digest, facts_of, spread
+from harness import verdicts
 from harness.records import Cell, Evidence, Round, Run
 
 REAL = Cell("m", "int8", "sq-static", "amx", "offline:b8:s128", task="reviews", weights="real")
@@ -93,3 +94,17 @@ def test_the_interval_of_rounds() -> None:
     low, high = spread(rounds(1.0, math.exp(0.02)))
     assert math.log(high) == pytest.approx(12.7062 * 0.01, rel=1e-4)
     assert low * high == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, -0.1])
+@pytest.mark.parametrize("flips", [0.0, 0.2])
+@pytest.mark.parametrize("fused", [3, 4])
+@pytest.mark.parametrize("weights", ["real", "synthetic", None])
+@pytest.mark.parametrize("task", ["reviews", None])
+@pytest.mark.parametrize("recipe", ["fp32", "sq-static"])
+def test_what_is_shown_is_what_the_harness_publishes(delta, flips, fused, weights, task, recipe) -> None:
+    cell = dataclasses.replace(REAL, recipe=recipe, weights=weights, task=task)
+    judged = make_accuracy(delta, flips) if task else None
+    record = make_record("run", cell, accuracy=judged, evidence=Evidence(4, 4, fused, {}, "amx", True))
+    published = verdicts.published_speedup(record, verdicts.judge_record(record, HEADER))
+    assert (facts(record).speedup is None) == (published is None)
