@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -32,6 +34,8 @@ class Cell:
     def track_seconds(self, cache, isa):
         return {"samples": cache[isa], "number": 1}
 '''
+#: Numbers of the profile smoke on any host: its three recipes, under the one ISA it resolves to.
+SMOKE_CELLS = 3
 BROKEN = SUITE.replace('return {"samples": cache[isa], "number": 1}', 'raise RuntimeError("not fused")')
 
 
@@ -61,9 +65,11 @@ def _uncommented(text: str) -> dict[str, Any]:
     return loaded
 
 
-def _asv(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _asv(
+    root: Path, *arguments: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
     # A home of its own: asv keeps the machine's description there.
-    environment = {**os.environ, "HOME": str(root.parent)}
+    environment = {**os.environ, "HOME": str(root.parent), **settings}
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-m", "asv", *arguments]
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
@@ -124,3 +130,36 @@ def test_a_failed_benchmark_fails_the_run(project: Path) -> None:
     (project / "benchmarks" / "suite.py").write_text(BROKEN, encoding="utf-8")
     assert _run(project, "--set-commit-hash", "HEAD").returncode == 2
     assert _check(project).returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.assets
+@pytest.mark.timeout(1800)
+def test_own_suite_measures_this_host(tmp_path: Path) -> None:
+    """The whole way on the smallest profile: harness, records, asv, pages; in a clone with results of its own."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    assets = os.environ.get("INT8_ASSETS") or str(ROOT / ".assets")
+    settings = {"INT8_ASV_PROFILE": "smoke", "INT8_ASSETS": assets}
+    _asv(clone, "machine", "--yes")
+    result = _asv(
+        clone, "run", "--environment", "existing", "--set-commit-hash", "HEAD", "--show-stderr", settings=settings
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (file,) = (clone / "results" / "asv").glob("*/*-existing-*.json")
+    results = json.loads(file.read_text(encoding="utf-8"))
+    stored = {
+        name: dict(zip(results["result_columns"], values, strict=False)) for name, values in results["results"].items()
+    }
+    numbers = {
+        name.rpartition(".")[2]: [value for value in columns["result"] if value is not None and value == value]
+        for name, columns in stored.items()
+    }
+    for name in ("track_seconds_per_sequence", "track_latency_p50", "track_accuracy_drop", "track_model_bytes"):
+        assert len(numbers[name]) == SMOKE_CELLS, numbers
+    assert len(numbers["track_quantize_s"]) >= SMOKE_CELLS - 1  # fp32 quantizes nothing
+    samples = next(columns["samples"] for name, columns in stored.items() if name.endswith("seconds_per_sequence"))
+    assert sum(bool(kept) for kept in samples) == SMOKE_CELLS
+    published = _asv(clone, "publish", "--html-dir", "site/asv")
+    assert published.returncode == 0, published.stdout + published.stderr
+    assert list((clone / "site" / "asv" / "graphs").rglob("cells.Cell.track_seconds_per_sequence.json"))
