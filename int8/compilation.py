@@ -22,6 +22,7 @@ from int8 import isa as isa_module
 from int8 import recipe as recipes
 from int8.errors import FusionError, QuantizationError, ToolchainError
 from int8.graph.lower_linear import CountLinears, FusionReport, reporting
+from int8.graph.protect_inputs import ProtectInputs
 from int8.quantization import quantized_modules
 from int8.recipe import Recipe
 from int8.tensor import Int8Weight, output_dtype
@@ -33,6 +34,7 @@ _OPTIONS: dict[str, Any] = {
     # Constants are folded and weights packed once; without it no linear is fused, in INT8 or in floating point.
     "freezing": True,
     "joint_custom_pre_pass": CountLinears(),
+    "post_grad_custom_pre_pass": ProtectInputs(),
 }
 
 

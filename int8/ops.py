@@ -26,6 +26,7 @@ _SCHEMA = (
 )
 _library: Any = cast(Any, torch.library).Library("int8", "DEF")
 _library.define(_SCHEMA)
+_library.define("own(Tensor x) -> Tensor")
 
 
 def max_inner_size(unsigned_activation: bool) -> int:
@@ -123,3 +124,12 @@ def _linear_fake(
 
 
 torch.library.register_fake("int8::linear", _linear_fake, lib=_library)
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy of ``x`` that the graph owns, so that a fused kernel may accumulate into it."""
+    return x.clone()
+
+
+_library.impl("own", _own, "CompositeExplicitAutograd")
+torch.library.register_fake("int8::own", _own, lib=_library)

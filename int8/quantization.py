@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -94,7 +93,7 @@ def quantize(
     modules = dict(quantized.named_modules())
     for name, plan in plans.items():
         weight = _quantize_one(name, linears[name].weight, plan, bits)
-        _set_weight(modules[name], weight)
+        set_weight(cast(nn.Linear, modules[name]), weight)
     quantized.int8_recipe = chosen  # type: ignore[assignment]
     return quantized
 
@@ -191,18 +190,20 @@ def _copy_without_weights(model: nn.Module, linears: list[nn.Linear]) -> nn.Modu
     return copy.deepcopy(model, memo)
 
 
-def _set_weight(module: nn.Module, weight: Int8Weight) -> None:
+class QuantizedLinear(nn.Linear):
+    """An ``nn.Linear`` whose weight is an :class:`Int8Weight`; it only prints itself differently."""
+
+    def extra_repr(self) -> str:
+        weight = cast(Int8Weight, self.weight)
+        kind = "dynamic" if weight.dynamic else "static"
+        smooth = ", smoothed" if weight.act_pre_scale is not None else ""
+        return f"{self.in_features}, {self.out_features}, int8 {kind}{smooth}, {weight.bits}-bit weights"
+
+
+def set_weight(module: nn.Linear, weight: Int8Weight) -> None:
+    """Give ``module`` a quantized weight, in place."""
     module.weight = nn.Parameter(weight, requires_grad=False)
-    module.extra_repr = types.MethodType(_describe, module)  # type: ignore[method-assign]
-
-
-def _describe(module: nn.Linear) -> str:
-    weight = cast(Int8Weight, module.weight)
-    kind = "dynamic" if weight.dynamic else "static"
-    smooth = ", smoothed" if weight.act_pre_scale is not None else ""
-    return (
-        f"in_features={weight.shape[1]}, out_features={weight.shape[0]}, int8 {kind}{smooth}, {weight.bits}-bit weights"
-    )
+    module.__class__ = QuantizedLinear
 
 
 @dataclass
@@ -243,7 +244,7 @@ class SmoothQuant(AOBaseConfig):  # type: ignore[misc]
 def _smooth_quant_handler(module: nn.Module, config: SmoothQuant) -> nn.Module:
     weight = config.weights.get(id(module))
     if weight is not None:
-        _set_weight(module, weight)
+        set_weight(cast(nn.Linear, module), weight)
     return module
 
 

@@ -73,6 +73,8 @@ class Recipe:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
+# The alphas are those with the fewest flips and the best SQNR on real MiniLM weights (reviews, 8- and 7-bit weights):
+# static 0.75-0.9 gave 20.2, 21.9, 22.9, 23.1 dB, dynamic 0.5, 0.7, 0.8 gave 24.9, 26.6, 25.7 dB.
 _NAMED = {
     recipe.name: recipe
     for recipe in (
@@ -80,8 +82,8 @@ _NAMED = {
         Recipe("bf16", "float", compute_dtype="bf16"),
         Recipe("static", "static"),
         Recipe("dynamic", "dynamic"),
-        Recipe("sq-static", "static", smoothing=True, alpha=0.85),
-        Recipe("sq-dynamic", "dynamic", smoothing=True, alpha=0.5),
+        Recipe("sq-static", "static", smoothing=True, alpha=0.9),
+        Recipe("sq-dynamic", "dynamic", smoothing=True, alpha=0.7),
     )
 }
 

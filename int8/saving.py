@@ -12,7 +12,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from torchao.prototype.safetensors.safetensors_support import flatten_tensor_sta
 import int8
 from int8 import isa as isa_module
 from int8.errors import ArtifactError
-from int8.quantization import _set_weight, quantized_modules, weight_bits
+from int8.quantization import quantized_modules, set_weight, weight_bits
 from int8.recipe import Recipe
 from int8.tensor import Int8Weight
 
@@ -179,13 +179,13 @@ def _check_names(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> 
 
 
 def _assign(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     shared: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
         owner = modules[path]
         if hasattr(tensor, "act_quant_kwargs"):
-            _set_weight(owner, Int8Weight.from_torchao(tensor))
+            set_weight(cast(nn.Linear, owner), Int8Weight.from_torchao(tensor))
         elif leaf in owner._parameters:
             parameter = shared.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
             owner._parameters[leaf] = parameter

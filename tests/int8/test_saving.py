@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from small_encoders import Encoder
+from torch import nn
+from torchao.quantization import Int8Tensor
+
+import int8
+from int8 import saving
+from int8.errors import ArtifactError
+
+Batches = list[dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def quantized(encoder: Encoder, calibration: Batches) -> nn.Module:
+    return int8.quantize(encoder, "sq-static", calibration)
+
+
+def test_round_trip_is_exact(quantized: nn.Module, calibration: Batches, tmp_path: Path) -> None:
+    int8.save(quantized, tmp_path / "model")
+    loaded = int8.load(tmp_path / "model", into=Encoder())
+    assert torch.equal(loaded(**calibration[0]), quantized(**calibration[0]))
+    assert loaded.int8_recipe == quantized.int8_recipe
+    for name, module in int8.quantized_modules(quantized).items():
+        other = int8.quantized_modules(loaded)[name].weight
+        assert (other.scale.dtype, other.bits) == (module.weight.scale.dtype, module.weight.bits)
+
+
+def test_loaded_models_compile_and_fuse(quantized: nn.Module, calibration: Batches, tmp_path: Path) -> None:
+    int8.save(quantized, tmp_path)
+    compiled = int8.compile(int8.load(tmp_path, into=Encoder()), dynamic=False)
+    assert torch.allclose(compiled(**calibration[0]), quantized(**calibration[0]), atol=1e-5)
+    assert compiled.fused_linears == 4
+
+
+def test_state_dict_deepcopy_and_pickle(quantized: nn.Module, calibration: Batches, tmp_path: Path) -> None:
+    expected = quantized(**calibration[0])
+    torch.save(quantized.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    model = Encoder().eval()
+    model.load_state_dict(state, assign=True)
+    assert torch.equal(model(**calibration[0]), expected)
+    assert torch.equal(copy.deepcopy(quantized)(**calibration[0]), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(quantized))(**calibration[0]), expected)
+
+
+def test_tied_weights_stay_tied(encoder: Encoder, calibration: Batches, tmp_path: Path) -> None:
+    encoder.layers[1].up.weight = encoder.layers[0].up.weight
+    encoder.layers.append(encoder.layers[0])
+    quantized = int8.quantize(encoder, "dynamic")
+    int8.save(quantized, tmp_path)
+    target = Encoder()
+    target.layers.append(target.layers[0])
+    loaded = int8.load(tmp_path, into=target)
+    assert loaded.layers[2] is loaded.layers[0]
+    assert torch.equal(loaded(**calibration[0]), quantized(**calibration[0]))
+
+
+def test_the_file_holds_torchaos_own_class(quantized: nn.Module, tmp_path: Path) -> None:
+    int8.save(quantized, tmp_path)
+    with safe_open(str(tmp_path / saving.WEIGHTS_FILE), framework="pt") as file:
+        assert json.loads(file.metadata()["layers.0.up.weight"])["_type"] == "Int8Tensor"
+    tensors = saving._read_tensors(tmp_path)
+    assert type(tensors["layers.0.up.weight"]) is Int8Tensor
+
+
+def test_it_states_what_it_was_built_for(quantized: nn.Module, tmp_path: Path) -> None:
+    int8.save(quantized, tmp_path)
+    said = saving.describe(tmp_path)
+    assert said["recipe"]["name"] == "sq-static"
+    assert said["built_for_isa"] in int8.isa.NAMES  # type: ignore[attr-defined]
+    assert said["weight_bits"] == quantized.layers[0].up.weight.bits
+    assert len(said["quantized"]) == 4
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / saving.MANIFEST_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_wide_weights_are_refused_where_kernels_would_saturate(
+    encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("int8.isa.why_unsupported", lambda name: None)
+    int8.save(int8.quantize(encoder, "dynamic", isa="vnni"), tmp_path)
+    with pytest.raises(ArtifactError, match="saturate"):
+        int8.load(tmp_path, into=Encoder(), isa="avx2")
+    assert int8.load(tmp_path, into=Encoder(), isa="amx")
+
+
+def test_narrow_weights_load_everywhere_with_a_word(
+    encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("int8.isa.why_unsupported", lambda name: None)
+    int8.save(int8.quantize(encoder, "dynamic", isa="avx2"), tmp_path)
+    with pytest.warns(UserWarning, match="7-bit"):
+        int8.load(tmp_path, into=Encoder(), isa="vnni")
+
+
+def test_damage_is_one_clear_line(quantized: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="not a model saved"):
+        int8.load(tmp_path / "nothing", into=Encoder())
+    int8.save(quantized, tmp_path)
+    with pytest.raises(ArtifactError, match="does not fit"):
+        int8.load(tmp_path, into=Encoder(layers=3))
+    edit(tmp_path, format=99)
+    with pytest.raises(ArtifactError, match="format 99"):
+        int8.load(tmp_path, into=Encoder())
+    edit(tmp_path, format=saving.FORMAT)
+    weights = tmp_path / saving.WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ArtifactError, match="damaged"):
+        int8.load(tmp_path, into=Encoder())
+    (tmp_path / saving.MANIFEST_FILE).write_text("{")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        int8.load(tmp_path, into=Encoder())
+
+
+def test_only_quantized_models_are_saved(encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="nothing"):
+        int8.save(encoder, tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ArtifactError, match="cannot save"):
+        int8.save(int8.quantize(encoder, "dynamic"), file / "inside")
