@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -246,8 +246,33 @@ def with_results(command: str, results: str | None) -> str:
     return f"{command} --results {_verdicts.quoted(results)}"
 
 
-def table(report: GateReport) -> Table:
-    """The verdicts worth a line, as a table for a terminal."""
+def table(report: GateReport, results: str | None = None) -> Group:
+    """The report as one thing to print: the table, and the lines of :func:`closing_lines`, which a narrow console
+    breaks; :func:`as_text` keeps them whole."""
+    return Group(*_parts(report, results))
+
+
+def as_text(report: GateReport, console: Console, results: str | None = None) -> str:
+    """The report as ``console`` would print it, except that the lines below the table are never broken: their commands
+    are there to be copied."""
+    with console.capture() as captured:
+        for part in _parts(report, results):
+            console.print(part, soft_wrap=isinstance(part, Text))
+    return captured.get().rstrip("\n")
+
+
+def closing_lines(report: GateReport, results: str | None = None) -> list[str]:
+    """What follows the table: notes, failures with their commands, and last the result."""
+    return [*(f"note: {note}" for note in report.notes), *failure_lines(report, results), headline(report)]
+
+
+def _parts(report: GateReport, results: str | None) -> list[Table | Text]:
+    *lines, result = closing_lines(report, results)
+    rows: list[Table | Text] = [_grid(report), Text("")] if shown(report) else []
+    return [*rows, *(Text(line) for line in lines), Text(result, style=_STYLES[report.outcome])]
+
+
+def _grid(report: GateReport) -> Table:
     grid = Table(show_edge=False, pad_edge=False)
     for column in ("cell", "metric", "verdict"):
         grid.add_column(column, overflow="fold")
@@ -266,21 +291,6 @@ def table(report: GateReport) -> Table:
             Text(verdict.reason),
         )
     return grid
-
-
-def print_table(report: GateReport, console: Console, results: str | None = None) -> None:
-    """Print the table of verdicts, then notes, failures with their commands, and the result.
-
-    Lines below the table are never broken, so that commands can be copied; where ``console`` is no terminal the table
-    is wide too, as it is read in logs.
-    """
-    if not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 200), color_system=None)
-    if shown(report):
-        console.print(table(report))
-    for line in ("", *(f"note: {note}" for note in report.notes), *failure_lines(report, results)):
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text(headline(report), style=_STYLES[report.outcome]), soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

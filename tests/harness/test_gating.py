@@ -282,10 +282,8 @@ def slow(store: Store) -> gating.GateReport:
     return gating.gate(store)
 
 
-def printed(report: gating.GateReport, **options: Any) -> str:
-    stream = io.StringIO()
-    gating.print_table(report, Console(file=stream, width=80), **options)
-    return stream.getvalue()
+def printed(report: gating.GateReport, width: int = 200, **options: Any) -> str:
+    return gating.as_text(report, Console(file=io.StringIO(), width=width), **options)
 
 
 def test_the_table_shows_every_verdict_with_numbers_and_the_gated_failure_first(slow: gating.GateReport) -> None:
@@ -298,7 +296,7 @@ def test_the_table_shows_every_verdict_with_numbers_and_the_gated_failure_first(
 
 def test_the_table_has_whole_commands_even_in_a_narrow_log(slow: gating.GateReport) -> None:
     key = "minilm/int8/sq-static/amx/offline:b8:s128@reviews"
-    lines = [line.strip() for line in printed(slow).splitlines()]
+    lines = [line.strip() for line in printed(slow, width=80).splitlines()]
     assert f"reproduce: harness replay {key}" in lines
     assert f"profile: harness replay {key} --profile" in lines
     assert "accept: harness accept run-2" in lines
@@ -310,9 +308,15 @@ def test_the_table_has_whole_commands_even_in_a_narrow_log(slow: gating.GateRepo
 def test_lines_with_commands_are_never_broken(store: Store) -> None:
     where = cell(model="m" * 250)
     keep(store, run([record(where, status="failed", reason="r" * 300)], "run-1", started_at=1.0))
-    lines = printed(gating.gate(store)).splitlines()
+    lines = printed(gating.gate(store), width=80).splitlines()
     assert f"  reproduce: harness replay {where.key}" in lines
     assert any("r" * 300 in line for line in lines)
+
+
+def test_the_table_can_be_printed_as_one_thing(slow: gating.GateReport) -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(gating.table(slow))
+    assert stream.getvalue().rstrip().splitlines()[-1] == gating.headline(slow)
 
 
 def test_what_is_not_gated_has_no_failure_line(slow: gating.GateReport) -> None:
