@@ -44,7 +44,9 @@ def take(site: Path, out: Path, looks: tuple[tuple[str, int, int, str], ...] = L
                 for name, path in pages(site):
                     page.open((site / path).resolve().as_uri())
                     if name == "series-one":
-                        page.wait_for("document.querySelectorAll('.plot .main-svg').length > 0")
+                        page.wait_for(
+                            "[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('.main-svg'))"
+                        )
                     target = out / f"{name}-{look}.png"
                     page.screenshot(target)
                     made.append(target)

@@ -11,6 +11,7 @@
   var days = series.runs.map(function (run) { return new Date(runs.t[run] * 1000).toISOString(); });
   var plots = [];
   var syncing = false;
+  var turns = 0;
 
   // Colours of the style sheet, as the theme has them now: rgb(...), because a custom property alone is not resolved.
   var probe = document.createElement("span");
@@ -155,27 +156,48 @@
     };
   }
 
+  // The range that a chart is zoomed to; null where it shows everything, or is not there yet.
+  function zoomed(plot) {
+    var axis = plot.node.layout && plot.node.layout.xaxis;
+    return axis && axis.autorange === false ? axis.range.slice() : null;
+  }
+
+  function zoom(others, update) {
+    syncing = true;
+    var there = others.filter(function (plot) { return plot.node.layout; });
+    Promise.all(there.map(function (plot) { return Plotly.relayout(plot.node, Object.assign({}, update)); }))
+      .then(function () { syncing = false; });
+  }
+
   function draw() {
-    var shown = plots[0].node.layout;
-    var range = shown ? shown.xaxis : null;
-    var fixed = range && range.autorange === false ? range.range.slice() : null;
+    var before = zoomed(plots[0]);
+    var turn = turns += 1;
     plots.forEach(function (plot) { Plotly.purge(plot.node); });
-    plots.forEach(function (plot) {
-      var shape = layout(plot.chart);
-      if (fixed) { shape.xaxis.range = fixed; shape.xaxis.autorange = false; }
-      Plotly.newPlot(plot.node, traces(plot.chart).concat([gaps(plot.chart, variable("--fail-line"))]), shape, { responsive: true, displayModeBar: false, displaylogo: false, showTips: false, doubleClick: "reset+autosize" });
-      plot.node.on("plotly_click", function (event) {
-        var file = event.points[0] && event.points[0].customdata;
-        if (typeof file === "string") { location.href = "../" + file; }
-      });
-      plot.node.on("plotly_relayout", function (change) {
-        if (syncing) { return; }
-        var update = change["xaxis.autorange"] ? { "xaxis.autorange": true }
-          : change["xaxis.range[0]"] ? { "xaxis.range": [change["xaxis.range[0]"], change["xaxis.range[1]"]] } : null;
-        if (!update) { return; }
-        syncing = true;
-        Promise.all(plots.filter(function (other) { return other !== plot; }).map(function (other) { return Plotly.relayout(other.node, Object.assign({}, update)); })).then(function () { syncing = false; });
-      });
+    // One chart a task: the first stands while the others are drawn, and the page stays alive.
+    (function next(place) {
+      if (turn !== turns || place === plots.length) { return; }
+      drawOne(plots[place], place ? zoomed(plots[0]) : before);
+      setTimeout(function () { next(place + 1); }, 0);
+    })(0);
+  }
+
+  function drawOne(plot, range) {
+    var shape = layout(plot.chart);
+    if (range) { shape.xaxis.range = range; shape.xaxis.autorange = false; }
+    var drawn = traces(plot.chart).concat([gaps(plot.chart, variable("--fail-line"))]);
+    Plotly.newPlot(plot.node, drawn, shape, { responsive: true, displayModeBar: false, showTips: false, doubleClick: "reset+autosize" });
+    plot.node.on("plotly_click", function (event) {
+      var file = event.points[0] && event.points[0].customdata;
+      if (typeof file === "string") { location.href = "../" + file; }
+    });
+    plot.node.on("plotly_relayout", function (change) {
+      if (syncing) { return; }
+      var others = plots.filter(function (other) { return other !== plot; });
+      if (change["xaxis.autorange"]) {
+        zoom(others, { "xaxis.autorange": true });
+      } else if (change["xaxis.range[0]"]) {
+        zoom(others, { "xaxis.range": [change["xaxis.range[0]"], change["xaxis.range[1]"]] });
+      }
     });
   }
 
@@ -217,8 +239,7 @@
         var last = runs.t[series.runs[series.runs.length - 1]] * 1000;
         var update = span ? { "xaxis.range": [new Date(last - span * 864e5).toISOString(), new Date(last + 864e5 * span / 60).toISOString()] } : { "xaxis.autorange": true };
         Array.prototype.forEach.call(tools.querySelectorAll("[data-days]"), function (other) { other.setAttribute("aria-pressed", other === button ? "true" : "false"); });
-        syncing = true;
-        Promise.all(plots.map(function (plot) { return Plotly.relayout(plot.node, Object.assign({}, update)); })).then(function () { syncing = false; });
+        zoom(plots, update);
       });
     });
   });

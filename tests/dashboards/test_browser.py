@@ -18,6 +18,11 @@ pytestmark = [
 ]
 
 
+#: True in a series page when every chart is there.
+DRAWN = "((all) => all.length && all.every(p => p.layout && p.querySelector('.main-svg')))"
+DRAWN += "([...document.querySelectorAll('.plot')])"
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with Browser() as made:
@@ -48,7 +53,7 @@ def test_no_page_has_an_error_or_asks_another_host(site: Path, page: Page) -> No
 
 def test_charts_draw_and_zoom_together(site: Path, page: Page) -> None:
     page.open(address(series_page(site)))
-    page.wait_for("document.querySelectorAll('.plot .main-svg').length >= 5")
+    page.wait_for(DRAWN)
     drawn = page.run(
         "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('.scatterlayer .trace').length)"
     )
@@ -65,7 +70,7 @@ def test_charts_draw_and_zoom_together(site: Path, page: Page) -> None:
 
 def test_a_click_on_a_point_leads_to_its_run(site: Path, page: Page) -> None:
     page.open(address(series_page(site)))
-    page.wait_for("document.querySelectorAll('.plot .main-svg').length >= 5")
+    page.wait_for(DRAWN)
     files = page.run("document.querySelector('.plot').data.flatMap(t => t.customdata || [])")
     assert files
     for name in files:
