@@ -180,7 +180,7 @@ def gate(
     run: RunName = LATEST,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", metavar="ID", help="The run to compare with. Default: the newest accepted one."),
+        typer.Option("--baseline", metavar="ID", help="The run to compare with. Default: the run accepted last, else the newest that passed."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts as JSON.")
@@ -199,7 +199,7 @@ def gate(
 
     report = gating.gate(Store(_results(results)), run, baseline)
     named = None if results is None else str(results)
-    _print(gating.table(report, named))
+    _print(gating.as_text(report, _console(), named))
     if json_file is not None:
         _write(json_file, json.dumps(gating.to_json(report, named), indent=1, allow_nan=False) + "\n")
     if markdown_file is not None:
