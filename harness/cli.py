@@ -180,7 +180,11 @@ def gate(
     run: RunName = LATEST,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", metavar="ID", help="The run to compare with. Default: the run accepted last, else the newest that passed."),
+        typer.Option(
+            "--baseline",
+            metavar="ID",
+            help="The run to compare with. Default: the one accepted last, else the newest passed.",
+        ),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts as JSON.")
