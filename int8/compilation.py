@@ -101,8 +101,11 @@ class CompiledModel(nn.Module):
 
     @property
     def fused_linears(self) -> int:
-        """Quantized linears that run in a fused kernel; 0 before the first call."""
-        return max((len(report.fused_weights) for report in self.reports), default=0)
+        """Quantized linears that run in a fused kernel, in every shape compiled so far; 0 before the first call."""
+        counts = [len(report.fused_weights) for report in self.reports]
+        # A compilation of only a part of the model (after a graph break) fuses fewer, completely.
+        worst = [count for count, report in zip(counts, self.reports, strict=True) if not report.complete]
+        return min(worst) if worst else max(counts, default=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         report = FusionReport()
