@@ -25,7 +25,7 @@ from int8.graph.lower_linear import CountLinears, FusionReport, reporting
 from int8.graph.protect_inputs import ProtectInputs
 from int8.quantization import quantized_modules
 from int8.recipe import Recipe
-from int8.tensor import Int8Weight, output_dtype
+from int8.tensor import Int8Weight, LinearCall
 
 #: Compiled graphs a model may have. Beyond it torch would run the model uncompiled without a word; we raise.
 MAX_SHAPES = 64
@@ -42,29 +42,25 @@ _entry_numbers = itertools.count()
 
 
 class PackedLinear(nn.Module):
-    """A quantized linear as the compiler sees it: plain tensors and one operator."""
+    """A quantized linear as the compiler sees it: plain tensors (its buffers) and one operator."""
 
-    qweight: Tensor
-    weight_scale: Tensor
     bias: Tensor | None
-    act_multiplier: Tensor | None
-    act_scale: Tensor | None
 
     def __init__(self, linear: nn.Linear, pool: TensorPool) -> None:
         super().__init__()
         weight = linear.weight
         if not isinstance(weight, Int8Weight):
             raise QuantizationError("PackedLinear takes a linear with an Int8Weight")
-        names = ("qweight", "weight_scale", "act_multiplier", "act_scale")
-        for name, tensor in zip(names, weight.operands(), strict=True):
+        call = weight.linear_call()
+        self._operator, self._constants = call.operator, dict(call.constants)
+        self._operands = tuple(call.tensors)
+        for name, tensor in call.tensors.items():
             self.register_buffer(name, None if tensor is None else pool.shared(tensor), persistent=False)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        result: Tensor = torch.ops.int8.linear(
-            input, self.qweight, self.weight_scale, self.bias, self.act_multiplier, self.act_scale, output_dtype(input)
-        )
-        return result
+        tensors = {name: getattr(self, name) for name in self._operands}
+        return LinearCall(self._operator, tensors, self._constants)(input, self.bias)
 
 
 class TensorPool:
@@ -74,8 +70,8 @@ class TensorPool:
         self._pool: dict[tuple[Any, ...], Tensor] = {}
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """``tensor``, or an equal one seen before; weights (int8) are passed through."""
-        if tensor.dtype == torch.int8:
+        """``tensor``, or an equal one seen before; weights (2-D) are passed through."""
+        if tensor.ndim > 1:
             return tensor
         value = tensor.detach().contiguous()
         return self._pool.setdefault((value.dtype, tuple(value.shape), value.numpy().tobytes()), value)

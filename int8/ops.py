@@ -1,7 +1,9 @@
-"""The one operator that a quantized linear traces to, and its reference in plain torch.
+"""The operators that quantized linears trace to, and their references in plain torch.
 
-``int8::linear`` is what graphs contain: one node a linear, whatever the recipe, so that the passes of ``int8.graph``
-match a name and never a shape of decomposed arithmetic. Run eagerly it computes the reference below: exact, and slow.
+Graphs contain one node a linear, so that the passes of ``int8.graph`` match a name and never a shape of decomposed
+arithmetic: ``int8::linear`` where both operands are symmetric, ``int8::linear_zeropoint`` where both are affine, and
+``int8::linear_decomposed`` where outlier feature dimensions stay in floating point. Run eagerly they compute the
+references below: exact, and slow.
 """
 
 from __future__ import annotations
@@ -17,15 +19,31 @@ ACT_LEVELS = 127
 #: Added to signed levels where kernels multiply unsigned by signed (no AMX); see :func:`shifted_to_unsigned`.
 UNSIGNED_SHIFT = 128
 
+#: Bound on the magnitude of a zero point: the paper's 16-bit integer, and FP32 still resolves the levels around it.
+MAX_ZERO_POINT = 2**15 - 1
+
 #: A token whose largest magnitude is below this counts as zero: its scale and the reciprocal stay finite and normal.
 MIN_ABSMAX = 1e-30
 
 _SCHEMA = (
     "linear(Tensor x, Tensor qweight, Tensor weight_scale, Tensor? bias, Tensor? act_multiplier, Tensor? act_scale, "
+    "ScalarType out_dtype, bool act_per_tensor=False) -> Tensor"
+)
+_ZEROPOINT_SCHEMA = (
+    "linear_zeropoint(Tensor x, Tensor qweight, Tensor weight_scale, Tensor weight_zero_point, Tensor? bias, "
     "ScalarType out_dtype) -> Tensor"
 )
+_DECOMPOSED_SCHEMA = (
+    "linear_decomposed(Tensor x, Tensor qweight, Tensor weight_scale, Tensor? bias, Tensor? outlier_weight, "
+    "Tensor? outlier_index, float outlier_threshold, ScalarType outlier_dtype, ScalarType out_dtype) -> Tensor"
+)
+_OUTLIER_PRODUCT_SCHEMA = (
+    "outlier_product(Tensor x, Tensor is_outlier, Tensor? outlier_weight, Tensor qweight, Tensor weight_scale, "
+    "ScalarType outlier_dtype) -> Tensor"
+)
 _library: Any = cast(Any, torch.library).Library("int8", "DEF")
-_library.define(_SCHEMA)
+for _schema in (_SCHEMA, _ZEROPOINT_SCHEMA, _DECOMPOSED_SCHEMA, _OUTLIER_PRODUCT_SCHEMA):
+    _library.define(_schema)
 _library.define("own(Tensor x) -> Tensor")
 
 
@@ -38,17 +56,20 @@ def max_inner_size(unsigned_activation: bool) -> int:
     return 65_793 if unsigned_activation else 131_071
 
 
-def quantize_activation(x: Tensor, multiplier: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def quantize_activation(
+    x: Tensor, multiplier: Tensor | None, scale: Tensor | None, per_tensor: bool = False
+) -> tuple[Tensor, Tensor]:
     """Symmetric INT8 levels of an activation and their scale.
 
     Args:
         x: (..., K), any float dtype; computed in FP32.
         multiplier: (K,), the reciprocal of the smoothing factor, or None.
-        scale: (), the calibrated scale (static); None computes one a token (dynamic).
+        scale: (), the calibrated scale (static); None computes it at run time (dynamic).
+        per_tensor: compute one scale for all of ``x`` instead of one a token.
 
     Returns:
-        Levels (..., K) as int8 in [-127, 127], and the scale: () if static, else (..., 1), FP32 and positive also for
-        an all-zero token.
+        Levels (..., K) as int8 in [-127, 127], and the scale: () if one covers the tensor, else (..., 1), FP32 and
+        positive also where all values are zero.
     """
     value = x.float()
     if scale is not None:
@@ -56,7 +77,8 @@ def quantize_activation(x: Tensor, multiplier: Tensor | None, scale: Tensor | No
         return _levels(value * inverse), scale
     if multiplier is not None:
         value = value * multiplier
-    absmax = value.abs().amax(dim=-1, keepdim=True).clamp(min=MIN_ABSMAX)
+    magnitude = value.abs()
+    absmax = (magnitude.amax() if per_tensor else magnitude.amax(dim=-1, keepdim=True)).clamp(min=MIN_ABSMAX)
     return _levels(value * (ACT_LEVELS / absmax)), absmax / ACT_LEVELS
 
 
@@ -86,6 +108,7 @@ def linear_reference(
     act_multiplier: Tensor | None,
     act_scale: Tensor | None,
     out_dtype: torch.dtype,
+    act_per_tensor: bool = False,
 ) -> Tensor:
     """``y = (Xq Wq^T) * x_scale * w_scale + b`` (SmoothQuant, section 4; arXiv 2211.10438).
 
@@ -95,13 +118,14 @@ def linear_reference(
         weight_scale: (N,) FP32, one scale an output row.
         bias: (N,) or None.
         act_multiplier: (K,) FP32, reciprocal of the smoothing factor, or None.
-        act_scale: () FP32 for a static recipe, None for one scale a token.
+        act_scale: () FP32 for a static recipe, None for one that is computed here.
+        act_per_tensor: compute one scale for all of ``x`` instead of one a token.
         out_dtype: dtype of the result; scaling happens in FP32 and is cast last.
 
     Returns:
         (..., N) of ``out_dtype``.
     """
-    levels, scale = quantize_activation(x, act_multiplier, act_scale)
+    levels, scale = quantize_activation(x, act_multiplier, act_scale, act_per_tensor)
     result = integer_product(levels, qweight).float() * scale * weight_scale
     if bias is not None:
         result = result + bias.float()
@@ -119,11 +143,196 @@ def _linear_fake(
     act_multiplier: Tensor | None,
     act_scale: Tensor | None,
     out_dtype: torch.dtype,
+    act_per_tensor: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=out_dtype)
 
 
 torch.library.register_fake("int8::linear", _linear_fake, lib=_library)
+
+
+def quantize_affine(x: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Affine levels of a whole tensor: its minimum becomes ``-levels``, its maximum ``levels`` (LLM.int8(), 2.1).
+
+    The paper's normalized dynamic range is nd = 2 * levels / (max - min); its zero point, added to a level before it is
+    multiplied, is round(nd * min) + levels. This is its negative, as torchao has it: x ~ (level - zero_point) * scale
+    with scale = 1 / nd. Where the values lie so close together far from zero that the zero point would leave 16 bit
+    (a constant tensor does), nd is as large as 16 bit allow.
+
+    Args:
+        x: any shape but empty, any float dtype; computed in FP32.
+        levels: the largest level, 127 or 63.
+
+    Returns:
+        Levels as int8 of x's shape, scale () FP32, zero point () int32.
+    """
+    value = x.float()
+    low, high = torch.aminmax(value)
+    spread = (high - low).clamp(MIN_ABSMAX, torch.finfo(torch.float32).max)
+    furthest = torch.maximum(-low, high).clamp(min=MIN_ABSMAX)
+    dynamic_range = torch.minimum(2.0 * levels / spread, (MAX_ZERO_POINT - levels) / furthest)
+    zero_point = -(torch.round(dynamic_range * low) + levels)
+    quantized = (torch.round(value * dynamic_range) + zero_point).clamp(-levels, levels)
+    return quantized.to(torch.int8), dynamic_range.reciprocal(), zero_point.to(torch.int32)
+
+
+def linear_zeropoint_reference(
+    x: Tensor,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Both operands affine, with the products of zero points unrolled (LLM.int8(), section 2.1).
+
+    ``y = (Xq Wq^T - zx * sum_k Wq - zw * sum_k Xq + K * zx * zw) * x_scale * w_scale + b``, the bracket exact.
+
+    Args:
+        x: (..., K) activations.
+        qweight: (N, K) int8 levels.
+        weight_scale, weight_zero_point: (), FP32 and int32.
+        bias: (N,) or None.
+        out_dtype: dtype of the result.
+
+    Returns:
+        (..., N) of ``out_dtype``.
+    """
+    levels, scale, zero_point = quantize_affine(x, ACT_LEVELS)
+    act_zero, weight_zero = zero_point.double(), weight_zero_point.double()
+    product = integer_product(levels, qweight)
+    product = product - act_zero * qweight.double().sum(dim=1)
+    product = product - weight_zero * levels.double().sum(dim=-1, keepdim=True)
+    product = product + qweight.shape[1] * act_zero * weight_zero
+    result = product.float() * (scale * weight_scale)
+    if bias is not None:
+        result = result + bias.float()
+    return result.to(out_dtype)
+
+
+def _linear_zeropoint_fake(
+    x: Tensor,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=out_dtype)
+
+
+def outlier_dimensions(x: Tensor, threshold: float) -> Tensor:
+    """(K,) bool: feature dimensions of ``x`` (..., K) with any magnitude at or above ``threshold``."""
+    return x.float().abs().reshape(-1, x.shape[-1]).amax(dim=0) >= threshold
+
+
+def outlier_product_reference(
+    x: Tensor,
+    is_outlier: Tensor,
+    outlier_weight: Tensor | None,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    outlier_dtype: torch.dtype,
+) -> Tensor:
+    """``X_O W_O^T`` in floating point over the outlier dimensions O; zeros where there is none.
+
+    Args:
+        x: (..., K) activations.
+        is_outlier: (K,) bool.
+        outlier_weight: (N, K) weights, or None to dequantize columns of ``qweight``.
+        qweight, weight_scale: (N, K) int8 and (N,) FP32.
+        outlier_dtype: FP32 or BF16, of the factors and of the result.
+
+    Returns:
+        (..., N) of ``outlier_dtype``.
+    """
+    rows = qweight.shape[0]
+    index = is_outlier.reshape(-1).nonzero().reshape(-1)
+    if not index.numel():
+        return x.new_zeros((*x.shape[:-1], rows), dtype=outlier_dtype)
+    if outlier_weight is None:
+        columns = qweight.index_select(1, index) * weight_scale[:, None]
+    else:
+        columns = outlier_weight.index_select(1, index)
+    factors = x.reshape(-1, x.shape[-1]).index_select(1, index).to(outlier_dtype)
+    return torch.mm(factors, columns.to(outlier_dtype).t()).reshape(*x.shape[:-1], rows)
+
+
+def _outlier_product_fake(
+    x: Tensor,
+    is_outlier: Tensor,
+    outlier_weight: Tensor | None,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    outlier_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=outlier_dtype)
+
+
+def linear_decomposed_reference(
+    x: Tensor,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    outlier_weight: Tensor | None,
+    outlier_index: Tensor | None,
+    outlier_threshold: float,
+    outlier_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Mixed-precision decomposition: outlier dimensions in floating point, the rest vector-wise (LLM.int8(), 3.2).
+
+    Args:
+        x: (..., K) activations; a dimension is an outlier if any token of ``x`` reaches the threshold in it.
+        qweight, weight_scale: (N, K) int8 and (N,) FP32.
+        bias: (N,) or None.
+        outlier_weight: (N, K) weights; with ``outlier_index`` (N, its length), the columns it names; None takes the
+            columns from ``qweight``.
+        outlier_index: int64, the outlier dimensions where they are fixed; None finds them in ``x``.
+        outlier_threshold: magnitude from which on a value is an outlier; not read where the dimensions are fixed.
+        outlier_dtype: FP32 or BF16, in which outlier dimensions are multiplied.
+        out_dtype: dtype of the result; both products are added in FP32.
+
+    Returns:
+        (..., N) of ``out_dtype``.
+    """
+    if outlier_index is None:
+        is_outlier = outlier_dimensions(x, outlier_threshold)
+    else:
+        is_outlier = torch.zeros(x.shape[-1], dtype=torch.bool).index_fill(0, outlier_index, True)
+    if outlier_index is not None and outlier_weight is not None:
+        factors = x.index_select(-1, outlier_index).to(outlier_dtype)
+        outliers = torch.matmul(factors, outlier_weight.to(outlier_dtype).t())
+    else:
+        outliers = outlier_product_reference(x, is_outlier, outlier_weight, qweight, weight_scale, outlier_dtype)
+    levels, scale = quantize_activation(x.float().masked_fill(is_outlier, 0.0), None, None)
+    result = integer_product(levels, qweight).float() * scale * weight_scale + outliers.float()
+    if bias is not None:
+        result = result + bias.float()
+    return result.to(out_dtype)
+
+
+def _linear_decomposed_fake(
+    x: Tensor,
+    qweight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    outlier_weight: Tensor | None,
+    outlier_index: Tensor | None,
+    outlier_threshold: float,
+    outlier_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=out_dtype)
+
+
+for _name, _reference, _fake in (
+    ("linear_zeropoint", linear_zeropoint_reference, _linear_zeropoint_fake),
+    ("linear_decomposed", linear_decomposed_reference, _linear_decomposed_fake),
+    ("outlier_product", outlier_product_reference, _outlier_product_fake),
+):
+    _library.impl(_name, _reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"int8::{_name}", _fake, lib=_library)
 
 
 def _own(x: Tensor) -> Tensor:

@@ -15,11 +15,12 @@ from torchao.quantization.transform_module import register_quantize_module_handl
 
 from int8 import isa as isa_module
 from int8 import recipe as recipes
+from int8 import schemes
 from int8.calibrate import Batch, Calibration, ChannelStats, collect
 from int8.errors import CalibrationError, QuantizationError
 from int8.recipe import Recipe
 from int8.smooth import column_absmax, smoothing_factor
-from int8.tensor import Int8Weight, WeightBits
+from int8.tensor import Int8Weight
 
 #: Decides by qualified name and module whether a linear is quantized.
 LinearFilter = Callable[[str, nn.Linear], bool]
@@ -65,8 +66,9 @@ def quantize(
     Args:
         model: an FP32 or BF16 model in eval mode.
         recipe: a recipe or its name (see :mod:`int8.recipe`).
-        calibration: dicts of the model's inputs, a few hundred real examples; recipes that are static or smooth need
-        it. accept: which linears to quantize; by default those inside encoder layers.
+        calibration: dicts of the model's inputs, a few hundred real examples; recipes whose ``needs_calibration`` is
+            true need it.
+        accept: which linears to quantize; by default those inside encoder layers.
         isa: the ISA the weights are quantized for, by default this process's; it decides 8- or 7-bit weights.
         progress: called with the number of calibration batches done.
 
@@ -86,13 +88,14 @@ def quantize(
     if model.training:
         raise QuantizationError("the model is in training mode; call model.eval() first")
     linears = find_linears(model, accept)
-    bits = chosen.resolve_weight_bits(isa_module.resolve(isa) if isa else isa_module.effective())
+    target = isa_module.resolve(isa) if isa else isa_module.effective()
     seen = _calibrate(model, linears, chosen, calibration, progress)
     plans = plan_activations(linears, chosen, seen)
     quantized = _copy_without_weights(model, [linears[name] for name in plans])
     modules = dict(quantized.named_modules())
     for name, plan in plans.items():
-        weight = _quantize_one(name, linears[name].weight, plan, bits)
+        stats = None if seen is None else seen.stats[name]
+        weight = _quantize_one(name, linears[name].weight, plan, chosen, target, stats)
         set_weight(cast(nn.Linear, modules[name]), weight)
     quantized.int8_recipe = chosen  # type: ignore[assignment]
     return quantized
@@ -165,7 +168,7 @@ def _calibrate(
     calibration: Iterable[Batch] | None,
     progress: Callable[[int], None] | None,
 ) -> Calibration | None:
-    if recipe.activation == "dynamic" and not recipe.smoothing:
+    if not recipe.needs_calibration:
         return None
     if calibration is None:
         raise CalibrationError(
@@ -175,8 +178,14 @@ def _calibrate(
     return collect(model, linears, calibration, progress)
 
 
-def _quantize_one(name: str, weight: Tensor, plan: ActivationPlan, bits: WeightBits) -> Int8Weight:
+def _quantize_one(
+    name: str, weight: Tensor, plan: ActivationPlan, recipe: Recipe, isa: str, stats: ChannelStats | None
+) -> Int8Weight:
+    bits = recipe.resolve_weight_bits(isa)
     try:
+        if recipe.activation == "dynamic" and not recipe.smoothing:
+            act_absmax = None if stats is None else stats.absmax
+            return schemes.build_weight(weight, recipe, bits, isa=isa, act_absmax=act_absmax)
         return Int8Weight.from_float(
             weight, bits=bits, smoothing_factor=plan.factor, act_scale=plan.scale, dynamic=plan.scale is None
         )
@@ -195,9 +204,7 @@ class QuantizedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         weight = cast(Int8Weight, self.weight)
-        kind = "dynamic" if weight.dynamic else "static"
-        smooth = ", smoothed" if weight.act_pre_scale is not None else ""
-        return f"{self.in_features}, {self.out_features}, int8 {kind}{smooth}, {weight.bits}-bit weights"
+        return f"{self.in_features}, {self.out_features}, int8 {weight.describe()}"
 
 
 def set_weight(module: nn.Linear, weight: Int8Weight) -> None:

@@ -15,6 +15,9 @@ from int8.errors import RecipeError
 
 Activation = Literal["float", "static", "dynamic"]
 ComputeDtype = Literal["auto", "fp32", "bf16"]
+ActGranularity = Literal["token", "tensor"]
+WeightGranularity = Literal["row", "tensor"]
+OutlierWeights = Literal["float", "dequantized"]
 
 #: ISAs on which BF16 arithmetic is native. Elsewhere it is emulated, several times slower than FP32.
 NATIVE_BF16_ISAS = frozenset({"amx"})
@@ -34,6 +37,16 @@ class Recipe:
             multiplies it natively, FP32 where it would be emulated.
         weight_bits: 8, 7, or None for what the ISA needs: kernels without VNNI add pairs of products in 16 bit and
             saturate unless weights keep to 7 bits.
+        act_granularity: what one scale of a dynamic activation covers, a token or the whole tensor of a call (with
+            its padding). Static activations have one scale a tensor, whatever this says.
+        weight_granularity: what one weight scale covers, an output row or the whole weight.
+        asymmetric: whether both operands are affine, with zero points (LLM.int8(), section 2.1).
+        outlier_threshold: feature dimensions with a magnitude at or above it are multiplied in floating point
+            (LLM.int8(), section 3.2; the paper's is 6.0); None decomposes nothing.
+        outlier_weights: where a decomposed weight's outlier columns come from: ``float`` keeps a copy of the weight
+            in the dtype that multiplies them, ``dequantized`` takes the INT8 levels and needs no more memory.
+        outliers_from_calibration: the outlier dimensions of each linear are those that calibration saw, instead of
+            those of each call.
     """
 
     name: str
@@ -42,6 +55,12 @@ class Recipe:
     alpha: float | None = None
     compute_dtype: ComputeDtype = "auto"
     weight_bits: Literal[7, 8] | None = None
+    act_granularity: ActGranularity = "token"
+    weight_granularity: WeightGranularity = "row"
+    asymmetric: bool = False
+    outlier_threshold: float | None = None
+    outlier_weights: OutlierWeights = "float"
+    outliers_from_calibration: bool = False
 
     def __post_init__(self) -> None:
         if self.smoothing and self.activation == "float":
@@ -50,11 +69,37 @@ class Recipe:
             raise RecipeError(f"recipe {self.name!r}: alpha is set exactly when smoothing is on")
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise RecipeError(f"recipe {self.name!r}: alpha is {self.alpha}, but must lie between 0 and 1")
+        self._check_scheme()
+
+    def _check_scheme(self) -> None:
+        """The schemes of the LLM.int8() paper combine only as it defines them."""
+        coarse = self.act_granularity == "tensor" or self.weight_granularity == "tensor" or self.asymmetric
+        decomposed = self.outlier_threshold is not None
+        if (coarse or decomposed) and (self.activation != "dynamic" or self.smoothing):
+            raise RecipeError(
+                f"recipe {self.name!r}: scales of a whole tensor, zero points and outlier decomposition are for "
+                "dynamic activations without smoothing"
+            )
+        if self.asymmetric and (self.act_granularity, self.weight_granularity) != ("tensor", "tensor"):
+            raise RecipeError(f"recipe {self.name!r}: zero points need one scale a tensor on both sides")
+        if (self.act_granularity, self.weight_granularity) == ("tensor", "row"):
+            raise RecipeError(f"recipe {self.name!r}: one scale for the activation needs one for the weight (absmax)")
+        if coarse and decomposed:
+            raise RecipeError(f"recipe {self.name!r}: outliers are decomposed from vector-wise quantization alone")
+        if self.outlier_threshold is not None and not self.outlier_threshold >= 0.0:
+            raise RecipeError(f"recipe {self.name!r}: outlier_threshold is {self.outlier_threshold}, but must be >= 0")
+        if self.outliers_from_calibration and not decomposed:
+            raise RecipeError(f"recipe {self.name!r}: outliers_from_calibration needs an outlier_threshold")
 
     @property
     def quantized(self) -> bool:
         """True if the recipe's linears run in INT8."""
         return self.activation != "float"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if the recipe takes something from calibration data."""
+        return self.activation == "static" or self.smoothing or self.outliers_from_calibration
 
     def resolve_compute_dtype(self, isa: str) -> Literal["fp32", "bf16"]:
         """The dtype of the non-linear operations on ``isa`` (one of amx, vnni, avx512, avx2)."""
@@ -84,8 +129,19 @@ _NAMED = {
         Recipe("dynamic", "dynamic"),
         Recipe("sq-static", "static", smoothing=True, alpha=0.9),
         Recipe("sq-dynamic", "dynamic", smoothing=True, alpha=0.7),
+        Recipe("absmax", "dynamic", act_granularity="tensor", weight_granularity="tensor"),
+        Recipe("zeropoint", "dynamic", act_granularity="tensor", weight_granularity="tensor", asymmetric=True),
+        Recipe("rowwise", "dynamic", weight_granularity="tensor"),
+        Recipe("vectorwise", "dynamic"),  # what `dynamic` computes, under the paper's name: see int8.schemes.vectorwise
+        Recipe("llm-int8", "dynamic", outlier_threshold=6.0),
+        Recipe("llm-int8-offline", "dynamic", outlier_threshold=6.0, outliers_from_calibration=True),
     )
 }
+
+
+def outlier_dtype(isa: str) -> Literal["fp32", "bf16"]:
+    """The dtype in which outlier feature dimensions are multiplied on ``isa``: 16 bit where that is native."""
+    return "bf16" if isa in NATIVE_BF16_ISAS else "fp32"
 
 
 def names() -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Saving and loading quantized models.
 
 The files are ISA-neutral and readable without this library: ``model.safetensors`` holds the tensors as torchao
-flattens its own ``Int8Tensor``, ``int8.json`` says what they were built for.
+flattens its own ``Int8Tensor``, ``int8.json`` says what they were built for. What that class cannot express, the
+outlier parts of a decomposed weight, are plain tensors beside it that ``int8.json`` lists. (torchao reads the zero
+points of recipe ``zeropoint`` and dequantizes with them, but its own linear leaves the weight's out.)
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from int8 import isa as isa_module
 from int8.errors import ArtifactError
 from int8.quantization import quantized_modules, set_weight, weight_bits
 from int8.recipe import Recipe
+from int8.schemes.llm_int8 import DecomposedWeight
 from int8.tensor import Int8Weight
 
 FORMAT = 1
 WEIGHTS_FILE = "model.safetensors"
 MANIFEST_FILE = "int8.json"
+
+_OUTLIER_PARTS = ("outlier_weight", "outlier_index")
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
@@ -45,8 +50,9 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         raise ArtifactError("nothing in this model is quantized; save what int8.quantize returned")
     target = Path(folder)
     tensors, aliases = _unique_tensors(model)
-    data, metadata = flatten_tensor_state_dict(tensors)
     manifest = _manifest(model, list(quantized), aliases)
+    parts, manifest["decomposed"] = _outlier_parts(model, set(tensors))
+    data, metadata = flatten_tensor_state_dict({**tensors, **parts})
     try:
         target.mkdir(parents=True, exist_ok=True)
         partial = target / (WEIGHTS_FILE + ".partial")
@@ -73,7 +79,7 @@ def load(folder: str | os.PathLike[str], into: nn.Module, *, isa: str | None = N
     source = Path(folder)
     manifest = _read_manifest(source)
     _check_range(manifest, isa_module.resolve(isa) if isa else isa_module.effective(), source)
-    tensors = _read_tensors(source)
+    tensors = _with_outliers(_read_tensors(source), manifest.get("decomposed", {}), source)
     tensors.update({alias: tensors[name] for alias, name in manifest["aliases"].items()})
     model = copy.deepcopy(into)
     _check_names(model, tensors, source)
@@ -119,6 +125,33 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
         plain = tensor.detach()
         tensors[name] = plain.to_torchao() if isinstance(plain, Int8Weight) else plain.data.contiguous()
     return tensors, aliases
+
+
+def _outlier_parts(model: nn.Module, kept: set[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Tensors of decomposed weights that torchao's class has no field for, by weight, and what the manifest says."""
+    tensors: dict[str, Tensor] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for name, module in quantized_modules(model).items():
+        weight, key = module.weight, f"{name}.weight"
+        if not isinstance(weight, DecomposedWeight) or key not in kept:
+            continue
+        parts = {part: getattr(weight, part) for part in _OUTLIER_PARTS}
+        found = {f"{key}_{part}": tensor.detach() for part, tensor in parts.items() if tensor is not None}
+        tensors |= found
+        described[key] = {"threshold": weight.outlier_threshold, "tensors": sorted(found)}
+    return tensors, described
+
+
+def _with_outliers(tensors: dict[str, Tensor], described: dict[str, Any], source: Path) -> dict[str, Tensor]:
+    """``tensors`` with the outlier parts put back into the weights they belong to."""
+    result = dict(tensors)
+    for key, said in described.items():
+        lacking = [name for name in (key, *said["tensors"]) if name not in result]
+        if lacking:
+            raise ArtifactError(f"{source / WEIGHTS_FILE} lacks {lacking[0]!r}; save the model again")
+        parts = {part: result.pop(f"{key}_{part}", None) for part in _OUTLIER_PARTS}
+        result[key] = DecomposedWeight.decomposed(cast(Any, result[key]), float(said["threshold"]), **parts)
+    return result
 
 
 def _read_manifest(source: Path) -> dict[str, Any]:
@@ -185,7 +218,8 @@ def _assign(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         path, _, leaf = name.rpartition(".")
         owner = modules[path]
         if hasattr(tensor, "act_quant_kwargs"):
-            set_weight(cast(nn.Linear, owner), Int8Weight.from_torchao(tensor))
+            weight = tensor if isinstance(tensor, Int8Weight) else Int8Weight.from_torchao(tensor)
+            set_weight(cast(nn.Linear, owner), weight)
         elif leaf in owner._parameters:
             parameter = shared.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
             owner._parameters[leaf] = parameter

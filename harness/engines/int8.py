@@ -34,8 +34,7 @@ class Int8Engine:
 
         module: nn.Module = model.module
         if recipe.quantized:
-            needs_data = recipe.smoothing or recipe.activation == "static"
-            with clock.measure("calibrate" if needs_data else "quantize"):
+            with clock.measure("calibrate" if recipe.needs_calibration else "quantize"):
                 module = int8.quantize(module, recipe, _then_quantize(calibration, clock), isa=isa)
         # allow_unfused: the worker compares the counts itself and fails the cell with them, so they reach the record.
         return Int8Prepared(module, int8.compile(module, recipe=recipe, dynamic=False, allow_unfused=True))

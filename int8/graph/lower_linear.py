@@ -1,9 +1,15 @@
-"""Lowers ``int8::linear`` to oneDNN's fused INT8 linear while Inductor freezes a graph.
+"""Lowers the quantized linears of :mod:`int8.ops` to oneDNN's fused INT8 linear while Inductor freezes a graph.
 
-Matches one node, whatever the recipe, and writes:
+Matches one node a linear, and writes:
 
-    static    quantize (one fused elementwise loop with what produced x) -> qlinear (scales, bias and cast inside)
-    dynamic   smooth, row maximum, quantize -> qlinear (weight scale) -> row scale and bias, fused with what follows
+    static      quantize (one fused elementwise loop with what produced x) -> qlinear (scales, bias and cast inside)
+    dynamic     smooth, row maximum, quantize -> qlinear (weight scale) -> row scale and bias, fused with what follows;
+                a scale for the whole tensor takes the maximum of all rows
+    zeropoint   extremes, affine quantize, sum of the levels of a row -> qlinear (bare accumulator) -> the products of
+                the zero points, scale and bias, fused with what follows
+    decomposed  outlier dimensions, zeroed and then as dynamic; the floating-point product of the outlier dimensions
+                is added behind the row scale. Where calibration fixed the dimensions it is a plain matrix product of
+                constant columns, else the operator ``int8::outlier_product``
 
 On AMX activations are signed. Elsewhere oneDNN has fast kernels only for unsigned x signed, so levels are shifted by
 128 and its zero point of 128 makes the packed weight carry 128 * sum_k W[n, k], computed once.
@@ -12,7 +18,7 @@ On AMX activations are signed. Elsewhere oneDNN has fast kernels only for unsign
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -64,14 +70,14 @@ def reporting(report: FusionReport) -> Iterator[FusionReport]:
 
 
 class CountLinears(CustomGraphPass):
-    """Runs before freezing and notes every ``int8::linear`` of a graph in the active report."""
+    """Runs before freezing and notes every quantized linear of a graph in the active report."""
 
     def __call__(self, graph: Graph) -> None:
         report = _report.get()
         if report is None:
             return
         report.graphs += 1
-        nodes = graph.find_nodes(op="call_function", target=torch.ops.int8.linear.default)
+        nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in _EMITTERS]
         report.calls += len(nodes)
         report.linears += len({node.args[1] for node in nodes})
 
@@ -90,16 +96,48 @@ class _Linear:
     act_multiplier: Node | None
     act_scale: Node | None
     out_dtype: torch.dtype
+    act_per_tensor: bool = False
+
+
+@dataclass(frozen=True)
+class _Zeropoint:
+    """Arguments of one ``int8::linear_zeropoint`` node, in the operator's order."""
+
+    x: Node
+    qweight: Node
+    weight_scale: Node
+    weight_zero_point: Node
+    bias: Node | None
+    out_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Decomposed:
+    """Arguments of one ``int8::linear_decomposed`` node, in the operator's order."""
+
+    x: Node
+    qweight: Node
+    weight_scale: Node
+    bias: Node | None
+    outlier_weight: Node | None
+    outlier_index: Node | None
+    outlier_threshold: float
+    outlier_dtype: torch.dtype
+    out_dtype: torch.dtype
+
+
+_AnyLinear = _Linear | _Zeropoint | _Decomposed
 
 
 def _lower(match: Match, *args: Any, **kwargs: Any) -> None:
     """Handler of the pattern: replace the matched node."""
     node = match.output_node()
-    linear = _Linear(*cast(tuple[Any, ...], node.args))
+    arguments, emit = _EMITTERS[node.target]
+    linear = arguments(*cast(tuple[Any, ...], node.args))
     if linear.out_dtype not in (torch.float32, torch.bfloat16):
         return  # oneDNN's kernel writes no other dtype; the node stays and is counted as not fused
     with node.graph.inserting_before(node):
-        result = _Emitter(node.graph, unsigned=isa.effective() != "amx").linear(linear)
+        result = emit(_Emitter(node.graph, unsigned=isa.effective() != "amx"), linear)
     report = _report.get()
     if report is not None:
         report.fused_calls += 1
@@ -132,39 +170,130 @@ class _Emitter:
         value = self._float(linear.x)
         if linear.act_multiplier is not None:
             value = self.call(aten.mul.Tensor, value, linear.act_multiplier)
-        absmax = self.call(aten.amax.default, self.call(aten.abs.default, value), [-1], True)
+        result = self._scaled_by_row(value, linear, _every_dim(linear.x) if linear.act_per_tensor else [-1])
+        return self._finished(result, linear)
+
+    def _scaled_by_row(self, value: Node, linear: _Linear | _Decomposed, dims: list[int]) -> Node:
+        """The FP32 product of ``value``, quantized with the maximum over ``dims``, without bias."""
+        absmax = self.call(aten.amax.default, self.call(aten.abs.default, value), dims, True)
         absmax = self.call(aten.clamp_min.default, absmax, ops.MIN_ABSMAX)
         to_level = self.call(aten.mul.Tensor, self.call(aten.reciprocal.default, absmax), float(ops.ACT_LEVELS))
         levels = self._levels(self.call(aten.mul.Tensor, value, to_level))
         # The accumulator is scaled by row outside the kernel, in FP32: oneDNN takes one activation scale a tensor.
         product = self._product(levels, linear, None, None, torch.float32)
         row_scale = self.call(aten.mul.Tensor, absmax, 1.0 / ops.ACT_LEVELS)
-        result = self.call(aten.mul.Tensor, product, row_scale)
+        return self.call(aten.mul.Tensor, product, row_scale)
+
+    def _finished(self, result: Node, linear: _AnyLinear) -> Node:
+        """``result`` with the bias, in the linear's dtype."""
         if linear.bias is not None:
             result = self.call(aten.add.Tensor, result, linear.bias)
         return self.call(prims.convert_element_type.default, result, linear.out_dtype)
 
+    def zeropoint(self, linear: _Zeropoint) -> Node:
+        value = self._float(linear.x)
+        scaled, scale, zero_point = self._affine(value, _every_dim(linear.x))
+        levels = self._clipped(self.call(aten.add.Tensor, self.call(aten.round.default, scaled), zero_point))
+        # Sums of whole numbers below 2**24: exact in FP32.
+        row_sum = self.call(aten.sum.dim_IntList, levels, [-1], True)
+        column_sum = self.call(aten.sum.dim_IntList, self._float(linear.qweight), [1])
+        weight_zero = self.call(prims.convert_element_type.default, linear.weight_zero_point, torch.float32)
+        inner = linear.qweight.meta["val"].shape[1]
+        product = self._product(self._to_kernel(levels), linear, None, None, torch.float32)
+        product = self.call(aten.sub.Tensor, product, self.call(aten.mul.Tensor, column_sum, zero_point))
+        of_row = self.call(aten.sub.Tensor, self.call(aten.mul.Tensor, zero_point, float(inner)), row_sum)
+        product = self.call(aten.add.Tensor, product, self.call(aten.mul.Tensor, of_row, weight_zero))
+        factor = self.call(aten.mul.Tensor, scale, linear.weight_scale)
+        return self._finished(self.call(aten.mul.Tensor, product, factor), linear)
+
+    def _affine(self, value: Node, dims: list[int]) -> tuple[Node, Node, Node]:
+        """``value`` in levels (not rounded), scale and zero point, FP32; as :func:`int8.ops.quantize_affine`."""
+        low = self.call(aten.amin.default, value, dims, True)
+        high = self.call(aten.amax.default, value, dims, True)
+        spread = self.call(aten.clamp_min.default, self.call(aten.sub.Tensor, high, low), ops.MIN_ABSMAX)
+        spread = self.call(aten.clamp_max.default, spread, torch.finfo(torch.float32).max)
+        furthest = self.call(aten.maximum.default, self.call(aten.neg.default, low), high)
+        furthest = self.call(aten.clamp_min.default, furthest, ops.MIN_ABSMAX)
+        by_spread = self._inverse(spread, 2.0 * ops.ACT_LEVELS)
+        by_distance = self._inverse(furthest, float(ops.MAX_ZERO_POINT - ops.ACT_LEVELS))
+        dynamic_range = self.call(aten.minimum.default, by_spread, by_distance)
+        lowest = self.call(aten.round.default, self.call(aten.mul.Tensor, dynamic_range, low))
+        zero_point = self.call(aten.neg.default, self.call(aten.add.Tensor, lowest, float(ops.ACT_LEVELS)))
+        scaled = self.call(aten.mul.Tensor, value, dynamic_range)
+        return scaled, self.call(aten.reciprocal.default, dynamic_range), zero_point
+
+    def _inverse(self, value: Node, numerator: float) -> Node:
+        return self.call(aten.mul.Tensor, self.call(aten.reciprocal.default, value), numerator)
+
+    def decomposed(self, linear: _Decomposed) -> Node:
+        value = self._float(linear.x)
+        outliers: Node | None
+        if linear.outlier_index is None:
+            rest, outliers = self._outliers_of_call(value, linear)
+        else:
+            rest, outliers = self._fixed_outliers(value, linear, linear.outlier_index)
+        result = self._scaled_by_row(rest, linear, [-1])
+        if outliers is not None:
+            outliers = self.call(prims.convert_element_type.default, outliers, torch.float32)
+            result = self.call(aten.add.Tensor, result, outliers)
+        return self._finished(result, linear)
+
+    def _outliers_of_call(self, value: Node, linear: _Decomposed) -> tuple[Node, Node]:
+        """``value`` with this call's outlier dimensions zeroed, and the product of those."""
+        largest = self.call(aten.abs.default, value)
+        tokens = _every_dim(linear.x)[:-1]
+        if tokens:
+            largest = self.call(aten.amax.default, largest, tokens)
+        is_outlier = self.call(aten.ge.Scalar, largest, linear.outlier_threshold)
+        rest = self.call(aten.where.ScalarSelf, is_outlier, 0.0, value)
+        arguments = (is_outlier, linear.outlier_weight, linear.qweight, linear.weight_scale, linear.outlier_dtype)
+        return rest, self.call(torch.ops.int8.outlier_product.default, linear.x, *arguments)
+
+    def _fixed_outliers(self, value: Node, linear: _Decomposed, index: Node) -> tuple[Node, Node | None]:
+        """The same with the dimensions that ``index`` names; nothing to add where it names none."""
+        shape = linear.x.meta["val"].shape
+        if not index.meta["val"].numel():
+            return value, None
+        # Not a product with 0: a dimension that is left out must not reach the maximum as NaN or infinity either.
+        rest = self.call(aten.where.ScalarSelf, self._mask(index, int(shape[-1])), 0.0, value)
+        columns = linear.outlier_weight
+        if columns is None:
+            levels = self.call(aten.index.Tensor, linear.qweight, [None, index])
+            columns = self.call(aten.mul.Tensor, levels, self.call(aten.unsqueeze.default, linear.weight_scale, 1))
+            columns = self.call(prims.convert_element_type.default, columns, linear.outlier_dtype)
+        factors = self.call(aten.index.Tensor, linear.x, [None] * (len(shape) - 1) + [index])
+        factors = self.call(prims.convert_element_type.default, factors, linear.outlier_dtype)
+        rows = self.call(aten.reshape.default, factors, [-1, index.meta["val"].numel()])
+        product = self.call(aten.mm.default, rows, self.call(aten.permute.default, columns, [1, 0]))
+        return rest, self.call(aten.reshape.default, product, [*shape[:-1], linear.qweight.meta["val"].shape[0]])
+
     def _levels(self, scaled: Node) -> Node:
-        rounded = self.call(aten.round.default, scaled)
+        return self._to_kernel(self._clipped(self.call(aten.round.default, scaled)))
+
+    def _clipped(self, rounded: Node) -> Node:
         above = self.call(aten.clamp_min.default, rounded, float(-ops.ACT_LEVELS))
-        clipped = self.call(aten.clamp_max.default, above, float(ops.ACT_LEVELS))
+        return self.call(aten.clamp_max.default, above, float(ops.ACT_LEVELS))
+
+    def _to_kernel(self, clipped: Node) -> Node:
+        """Levels in the integer type that the kernel takes."""
         if not self.unsigned:
             return self.call(prims.convert_element_type.default, clipped, torch.int8)
         shifted = self.call(aten.add.Tensor, clipped, float(ops.UNSIGNED_SHIFT))
         return self.call(prims.convert_element_type.default, shifted, torch.uint8)
 
     def _product(
-        self, levels: Node, linear: _Linear, act_scale: Node | None, bias: Node | None, out_dtype: torch.dtype
+        self, levels: Node, linear: _AnyLinear, act_scale: Node | None, bias: Node | None, out_dtype: torch.dtype
     ) -> Node:
         packed = self.call(torch.ops.onednn.qlinear_prepack.default, linear.qweight, _static_shape(linear.x))
         scale = 1.0 if act_scale is None else self._number(act_scale)
+        weight_scale = self._ones(linear.qweight) if isinstance(linear, _Zeropoint) else linear.weight_scale
         return self.call(
             torch.ops.onednn.qlinear_pointwise.default,
             levels,
             scale,
             ops.UNSIGNED_SHIFT if self.unsigned else 0,
             packed,
-            linear.weight_scale,
+            weight_scale,
             None,
             bias,
             1.0,
@@ -185,6 +314,26 @@ class _Emitter:
         with unset_fake_temporarily():
             return float(cast(torch.Tensor, getattr(self.graph.owning_module, str(node.target))).item())
 
+    def _ones(self, qweight: Node) -> Node:
+        """(N,) FP32 scales of 1, for the bare accumulator."""
+        rows = int(qweight.meta["val"].shape[0])
+        with unset_fake_temporarily():
+            return self._constant(f"_int8_ones_{rows}", torch.ones(rows))
+
+    def _mask(self, index: Node, size: int) -> Node:
+        """(size,) bool, true at the dimensions that the constant ``index`` names."""
+        with unset_fake_temporarily():
+            named = cast(torch.Tensor, getattr(self.graph.owning_module, str(index.target)))
+            mask = torch.zeros(size, dtype=torch.bool).index_fill_(0, named, True)
+            return self._constant(f"_int8_outliers_{index.target}", mask)
+
+    def _constant(self, name: str, value: torch.Tensor) -> Node:
+        """A node for the constant ``value``, kept in the graph's module under ``name``."""
+        module = cast(torch.nn.Module, self.graph.owning_module)
+        if not hasattr(module, name):
+            module.register_buffer(name, value)
+        return self.graph.get_attr(name)
+
     def call(self, target: Any, *args: Any) -> Node:
         return self.graph.call_function(target, args)
 
@@ -195,6 +344,18 @@ def _static_shape(x: Node) -> list[int] | None:
     return [int(size) for size in shape] if all(isinstance(size, int) for size in shape) else None
 
 
-register_freezing_graph_pattern(  # type: ignore[no-untyped-call]
-    CallFunctionVarArgs(torch.ops.int8.linear.default), pass_number=0
-)(_lower)
+def _every_dim(x: Node) -> list[int]:
+    return list(range(x.meta["val"].ndim))
+
+
+#: Operator -> how its arguments are named, and what writes its lowered form.
+_EMITTERS: dict[Any, tuple[Callable[..., Any], Callable[[_Emitter, Any], Node]]] = {
+    torch.ops.int8.linear.default: (_Linear, _Emitter.linear),
+    torch.ops.int8.linear_zeropoint.default: (_Zeropoint, _Emitter.zeropoint),
+    torch.ops.int8.linear_decomposed.default: (_Decomposed, _Emitter.decomposed),
+}
+
+for _operator in _EMITTERS:
+    register_freezing_graph_pattern(  # type: ignore[no-untyped-call]
+        CallFunctionVarArgs(_operator), pass_number=0
+    )(_lower)
