@@ -46,6 +46,26 @@ class Encoder(nn.Module):
         return cast(torch.Tensor, output.last_hidden_state)
 
 
+class Headed(Encoder):
+    """An encoder with a task's head, as transformers makes it; ``backbone`` is the whole of it.
+
+    The result is float32: (B, C) logits of C classes (``sequence-classification``), or (B, S, 2) logits of an answer's
+    first and last token (``question-answering``).
+    """
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The head's logits; see the class."""
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            batch["token_type_ids"] = token_type_ids
+        output = self.backbone(**batch)
+        if hasattr(output, "start_logits"):
+            return torch.stack([output.start_logits, output.end_logits], dim=-1)
+        return cast(torch.Tensor, output.logits)
+
+
 def input_names(config: Any) -> tuple[str, ...]:
     """Names of a batch's tensors for a transformers configuration. One token type is the same as none."""
     names = ("input_ids", "attention_mask")
@@ -61,6 +81,11 @@ def max_seq(config: Any) -> int:
 def finish(backbone: nn.Module) -> Encoder:
     """The backbone wrapped, in FP32 and eval mode, without gradients."""
     return Encoder(backbone).float().eval().requires_grad_(False)
+
+
+def finish_headed(backbone: nn.Module) -> Headed:
+    """An encoder with its head wrapped, in FP32 and eval mode, without gradients."""
+    return Headed(backbone).float().eval().requires_grad_(False)
 
 
 def empty(family: str, config: Mapping[str, Any]) -> nn.Module:
@@ -133,6 +158,34 @@ def read_folder(source: str | Path, *, local_only: bool) -> nn.Module:
     options: dict[str, Any] = {"local_files_only": local_only, "dtype": torch.float32, "attn_implementation": "sdpa"}
     with _quiet_transformers():
         return cast(nn.Module, kind.from_pretrained(source, config=config, **options, **pooler_off(kind)))
+
+
+def read_headed(source: str | Path, head: str, *, local_only: bool) -> nn.Module:
+    """The encoder and head of a checkpoint in transformers' format. Errors are transformers' own.
+
+    Raises MissingHeadError where the checkpoint lacks weights: a head that was never trained says nothing.
+    """
+    import transformers
+
+    kind = getattr(transformers, _HEADS[head])
+    options: dict[str, Any] = {"local_files_only": local_only, "dtype": torch.float32, "attn_implementation": "sdpa"}
+    with _quiet_transformers():
+        module, loading = kind.from_pretrained(source, output_loading_info=True, **options)
+    missing = sorted(loading["missing_keys"]) + sorted(str(key) for key in loading.get("mismatched_keys", ()))
+    if missing:
+        raise MissingHeadError(f"the checkpoint has no weights for {missing[0]} ({len(missing)} missing)")
+    return cast(nn.Module, module)
+
+
+class MissingHeadError(ValueError):
+    """A checkpoint holds an encoder, but not the head that was asked for."""
+
+
+#: Kinds of heads -> the class of transformers that reads any family's.
+_HEADS = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+}
 
 
 @contextmanager

@@ -120,6 +120,8 @@ class Profile:
         recipes: engine -> recipes.
         isas: ISAs wanted; ``native`` is the host's best. Those the host lacks are left out with a notice.
         task: where accuracy is judged on models with real weights; None for speed alone.
+        tasks: instead of ``task``, several tasks, each with the scenarios it is measured in; for each a model has a
+            checkpoint of its own.
         limit: examples that a cell is judged on; None for all held out.
         float_limit: the same for recipes that quantize nothing, whose outputs hardly differ from eager FP32.
         gated: recipes whose ``int8`` cells decide the gate's exit code.
@@ -133,6 +135,7 @@ class Profile:
     scenarios: tuple[Scenario, ...]
     deploys: tuple[str, ...] = ("jit",)
     task: str | None = None
+    tasks: Mapping[str, tuple[Scenario, ...]] = field(default_factory=dict)
     limit: int | None = None
     float_limit: int | None = None
     gated: tuple[str, ...] = ()
@@ -152,7 +155,7 @@ class Overrides:
     isas: tuple[str, ...] | None = None
     scenarios: tuple[str, ...] | None = None
     deploys: tuple[str, ...] | None = None
-    task: str | None = None
+    tasks: tuple[str, ...] | None = None
     limit: int | None = None
     shard: tuple[int, int] | None = None
     no_task: bool = False
@@ -160,11 +163,12 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Catalog:
-    """Names that exist. ``speed_only``: models that no task can judge, because their weights are synthetic."""
+    """Names that exist. ``unjudged``: pairs of a model and a task that cannot judge it, because the model has synthetic
+    weights or lacks the task's head."""
 
     models: tuple[str, ...]
     tasks: tuple[str, ...] = ()
-    speed_only: frozenset[str] = frozenset()
+    unjudged: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -221,9 +225,10 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             models=tuple(table["models"]),
             recipes={engine: tuple(listed) for engine, listed in table["recipes"].items()},
             isas=tuple(table["isa"]),
-            scenarios=tuple(Scenario.parse(s) for s in table["scenarios"]),
+            scenarios=_scenarios(table["scenarios"]),
             deploys=tuple(table.get("deploy", ("jit",))),
             task=table.get("task"),
+            tasks={task: _scenarios(listed) for task, listed in table.get("tasks", {}).items()},
             limit=table.get("limit"),
             float_limit=table.get("float_limit"),
             gated=tuple(table.get("gated", ())),
@@ -231,6 +236,10 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
         )
     except (KeyError, TypeError) as error:
         raise UsageError(f"profiles.toml: profile {name!r} is incomplete or wrong: {error}") from error
+
+
+def _scenarios(texts: Iterable[str]) -> tuple[Scenario, ...]:
+    return tuple(Scenario.parse(text) for text in texts)
 
 
 def parse_cell(text: str) -> Cell:
@@ -265,8 +274,8 @@ def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], cat
         catalog: the names of models and tasks that exist.
 
     Returns:
-        Cells grouped by model and ISA (the cells of a group are measured together), then by scenario, the baseline
-        first in each.
+        Cells grouped by model, ISA and task (the cells of a group are measured together), then by scenario, the
+        baseline first in each.
 
     Raises:
         UsageError: a name that does not exist (with the nearest ones), an ISA asked for that the host lacks, or a
@@ -277,26 +286,52 @@ def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], cat
     _check("model", (m for m in models if "/" not in m), catalog.models)
     deploys = _unique(overrides.deploys or profile.deploys)
     _check("deploy", deploys, DEPLOYS)
-    scenarios = _unique(
-        tuple(Scenario.parse(s) for s in overrides.scenarios) if overrides.scenarios else profile.scenarios
-    )
     isas, notices = _isas(profile.isas, overrides.isas, host_isas)
-    task = None if overrides.no_task else overrides.task or profile.task
-    if task is not None:
-        _check("task", (task,), catalog.tasks)
-    unjudged = [model for model in models if model in catalog.speed_only]
-    if task is not None and unjudged:
-        notices += (f"{', '.join(unjudged)}: synthetic weights, measured for speed alone",)
+    loads = _loads(profile, overrides)
+    _check("task", (task for task in loads if task is not None), catalog.tasks)
+    notices += _unjudged_notices(models, loads, catalog)
     pairs = _engine_recipes(profile, overrides)
     cells = []
     for model, isa in _shard(((m, i) for m in models for i in isas), overrides.shard):
-        judged = None if model in catalog.speed_only else task
-        for scenario in scenarios:
+        for task, scenario in _judged_loads(model, loads, catalog):
             for deploy in deploys:
                 for engine, recipe in pairs:
-                    cell = _cell(model, engine, recipe, isa, scenario, deploy, judged)
+                    cell = _cell(model, engine, recipe, isa, scenario, deploy, task)
                     cells.append(PlannedCell(cell, skip_reason(cell)))
     return Plan(tuple(cells), notices)
+
+
+#: Tasks with their scenarios; None has those of models that no task judges.
+Loads = Mapping[str | None, tuple[Scenario, ...]]
+
+
+def _loads(profile: Profile, overrides: Overrides) -> Loads:
+    """What is asked for: scenarios of the command line go before the task's, and these before the profile's."""
+    asked = _unique(_scenarios(overrides.scenarios)) if overrides.scenarios else None
+    tasks = overrides.tasks or tuple(profile.tasks) or ((profile.task,) if profile.task else ())
+    judged = () if overrides.no_task else _unique(tasks)
+    return {task: asked or _unique(profile.tasks.get(task or "") or profile.scenarios) for task in (None, *judged)}
+
+
+def _judged_loads(model: str, loads: Loads, catalog: Catalog) -> list[tuple[str | None, Scenario]]:
+    """Task and scenario of a model's cells: for the tasks that can judge it, or for speed alone if none can."""
+    able: list[str | None] = [task for task in loads if task is not None and (model, task) not in catalog.unjudged]
+    return [(task, scenario) for task in able or [None] for scenario in loads[task]]
+
+
+def _unjudged_notices(models: Iterable[str], loads: Loads, catalog: Catalog) -> tuple[str, ...]:
+    """Which models will not be judged on which tasks."""
+    asked = [task for task in loads if task is not None]
+    alone: list[str] = []
+    partly: list[str] = []
+    for model in models:
+        lacking = [task for task in asked if (model, task) in catalog.unjudged]
+        if lacking == asked != []:
+            alone.append(model)
+        elif lacking:
+            partly.append(f"{model} is left out on {', '.join(lacking)}: it has no checkpoint for it (--sources)")
+    whole = f"{', '.join(alone)}: nothing that {', '.join(asked)} can judge, measured for speed alone"
+    return (*((whole,) if alone else ()), *partly)
 
 
 def skip_reason(cell: Cell) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.encoders import Encoder
 
 Weights = Literal["real", "synthetic"]
+Head = Literal["sequence-classification", "question-answering"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_TIMEOUT_S = 5
@@ -41,7 +42,8 @@ class ModelInfo:
 class LoadedModel:
     """A model in memory: FP32, eval mode, no gradients.
 
-    ``module(**batch)`` returns one (B, S, H) float32 tensor. ``inputs`` names the tensors of a batch; ``max_seq`` is
+    ``module(**batch)`` returns one float32 tensor: (B, S, H) hidden states, or the logits of its head, (B, C) or
+    (B, S, 2). ``inputs`` names the tensors of a batch; ``max_seq`` is
     the longest sequence in tokens. ``tokenizer`` is a fast tokenizer of transformers, or None. ``source`` is the folder
     or hub id that the weights were read from, None for synthetic ones.
     """
@@ -88,16 +90,29 @@ def info(name: str) -> ModelInfo | None:
     raise UsageError(f"{assets.nearest('model', name, known())}; a local folder or a hub id (owner/name) works too")
 
 
-def load(name: str, *, offline: bool = False, progress: assets.Progress | None = None) -> LoadedModel:
+def load(
+    name: str,
+    *,
+    offline: bool = False,
+    progress: assets.Progress | None = None,
+    head: Head | None = None,
+    source: str | None = None,
+) -> LoadedModel:
     """The named model, ready to run.
 
     ``name`` is one of ``known(hidden=True)``, a folder in transformers' format, or a hub id. ``offline`` neither
-    fetches assets nor asks the hub. Raises UsageError for an unknown name or a model that is no encoder, AssetError
-    when the weights are missing or damaged.
+    fetches assets nor asks the hub. ``head`` asks for the checkpoint's own head, which the catalog's models do not
+    have. ``source`` is a folder or hub id to read instead of what the name stands for; the name stays. Raises
+    UsageError for an unknown name or a model that is no encoder, AssetError when the weights are missing or damaged.
     """
-    row = info(name)
+    row = info(name) if source is None else None
     if row is None:
-        return _load_folder(name) if Path(name).is_dir() else _load_hub(name, offline)
+        location = source or name
+        if Path(location).is_dir():
+            return _load_folder(name, location, head)
+        return _load_hub(name, location, offline, head)
+    if head is not None:
+        raise UsageError(f"model {name} has no head for {head}; name a checkpoint in the file that --sources gives")
     return _load_catalog(name, row.weights, offline, progress)
 
 
@@ -112,7 +127,7 @@ def _load_catalog(name: str, weights: Weights, offline: bool, progress: assets.P
         return _loaded(name, weights, encoders.finish(backbone), base.tokenizer, base.source)
     if "asset" in row:
         folder = assets.ensure(row["asset"], offline=offline, progress=progress)
-        return _read(name, folder, local_only=True)
+        return _read(name, folder, None, local_only=True)
     return _synthetic(name, row)
 
 
@@ -136,27 +151,27 @@ def task_words(task: str) -> tuple[str, ...]:
     return tuple(word for group in groups.values() for word in group)
 
 
-def _load_folder(name: str) -> LoadedModel:
-    folder = Path(name)
+def _load_folder(name: str, location: str, head: Head | None) -> LoadedModel:
+    folder = Path(location)
     if not (folder / "config.json").is_file():
         raise AssetError(f"{folder} has no config.json; give a folder that transformers' save_pretrained wrote")
-    return _read(name, folder, local_only=True)
+    return _read(name, folder, head, local_only=True)
 
 
-def _load_hub(name: str, offline: bool) -> LoadedModel:
+def _load_hub(name: str, location: str, offline: bool, head: Head | None) -> LoadedModel:
     """From the hub's local cache, else from the hub where it answers."""
     try:
-        return _read(name, name, local_only=True)
+        return _read(name, location, head, local_only=True)
     except AssetError as error:
-        if offline or not _hub_answers():
+        if offline or not hub_answers():
             raise AssetError(
-                f"model {name} is not in the local hub cache and the model hub cannot be reached; download it where "
-                "there is a hub and give the folder instead of the id"
+                f"model {location} is not in the local hub cache and the model hub cannot be reached; download it "
+                "where there is a hub and give the folder instead of the id"
             ) from error
-    return _read(name, name, local_only=False)
+    return _read(name, location, head, local_only=False)
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub answers within a few seconds; its client alone would retry for minutes."""
     import urllib.error
     import urllib.request
@@ -175,19 +190,24 @@ def _hub_answers() -> bool:
         return False
 
 
-def _read(name: str, source: str | Path, *, local_only: bool) -> LoadedModel:
+def _read(name: str, source: str | Path, head: Head | None, *, local_only: bool) -> LoadedModel:
     """A checkpoint read by transformers, its many kinds of error turned into one line."""
     from harness import encoders
 
     try:
-        backbone = encoders.read_folder(source, local_only=local_only)
+        if head is None:
+            module = encoders.finish(encoders.read_folder(source, local_only=local_only))
+        else:
+            module = encoders.finish_headed(encoders.read_headed(source, head, local_only=local_only))
         tokenizer = encoders.read_tokenizer(source, local_only=local_only)
     except KeyError as error:
         raise UsageError(f"model {name}: transformers has no encoder for its configuration ({error})") from error
+    except encoders.MissingHeadError as error:
+        raise UsageError(f"model {name} has no trained head for {head}: {error}; give a checkpoint that has") from error
     except Exception as error:  # transformers raises nearly every kind for a damaged or missing checkpoint
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise AssetError(f"model {name} cannot be read: {first.strip()}; check its files") from error
-    return _loaded(name, "real", encoders.finish(backbone), tokenizer, str(source))
+    return _loaded(name, "real", module, tokenizer, str(source))
 
 
 def _loaded(name: str, weights: Weights, module: Encoder, tokenizer: Any | None, source: str | None) -> LoadedModel:

@@ -129,8 +129,10 @@ class Accuracy:
     """Accuracy over paired examples against eager FP32.
 
     ``delta`` is value - fp32_value (negative: worse). ``flips`` is the fraction of examples whose prediction differs,
-    ``flips_gained`` and ``flips_lost`` count those that became right and wrong. ``scenario`` names the scenario in
-    whose compiled graph the examples were judged. ``outputs`` is the sidecar file, relative to the store's root.
+    ``flips_gained`` and ``flips_lost`` count those that became right and wrong, or better and worse where an example
+    has a score of its own (F1). ``others`` are further metrics of the same predictions, by name, from 0 to 1.
+    ``scenario`` names the scenario in whose compiled graph the examples were judged. ``outputs`` is the sidecar file,
+    relative to the store's root.
     """
 
     metric: str
@@ -147,6 +149,7 @@ class Accuracy:
     cosine: float | None
     outputs: str | None = None
     scenario: str | None = None
+    others: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from harness import matrix, runner
 from harness.errors import UsageError
 from harness.processes import WorkerHandle, worker_cpus
 from harness.records import Cell, Record, Store
-from harness.worker import WorkerSpec
+from harness.sources import Sources
 from int8 import isa as isas
 
 #: Rows of the profiler's table.
 PROFILE_ROWS = 25
 
 
-def replay(key: str, on_event: runner.OnEvent = lambda event: None) -> Record:
+def replay(key: str, on_event: runner.OnEvent = lambda event: None, sources: Sources | None = None) -> Record:
     """Measure the cell written ``key`` again, by itself: speed-up and history need a run.
 
     The record is returned and kept nowhere. Accuracy is judged in the cell's own graph, on as many examples as the
@@ -37,19 +37,24 @@ def replay(key: str, on_event: runner.OnEvent = lambda event: None) -> Record:
         isas=(cell.isa,),
         scenarios=(cell.scenario,),
         deploys=(cell.deploy,),
-        task=cell.task,
+        tasks=None if cell.task is None else (cell.task,),
         no_task=cell.task is None,
     )
     with tempfile.TemporaryDirectory(prefix="harness-replay-") as folder:
         store = Store(Path(folder))
-        summary = runner.run(runner.RunOptions(quick, overrides), store, on_event)
+        summary = runner.run(runner.RunOptions(quick, overrides, sources=sources or Sources()), store, on_event)
         record = store.load(summary.run_id).records[0]
     # The sidecar went with the folder.
     accuracy = None if record.accuracy is None else dataclasses.replace(record.accuracy, outputs=None)
     return dataclasses.replace(record, accuracy=accuracy)
 
 
-def profile(key: str, on_phase: Callable[[str], None] = lambda phase: None, rows: int = PROFILE_ROWS) -> str:
+def profile(
+    key: str,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    rows: int = PROFILE_ROWS,
+    sources: Sources | None = None,
+) -> str:
     """The operators of one forward pass of the cell written ``key``, by their own time: torch's profiler's table.
 
     Raises:
@@ -57,9 +62,7 @@ def profile(key: str, on_phase: Callable[[str], None] = lambda phase: None, rows
         WorkerError: the cell cannot be made ready.
     """
     cell = checked(key)
-    spec = WorkerSpec(
-        cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy, cell.task, (cell.scenario,), worker_cpus()
-    )
+    spec = runner.worker_spec((cell,), worker_cpus(), None, None, sources or Sources())
     with tempfile.TemporaryDirectory(prefix="harness-replay-") as folder:
         handle = WorkerHandle(spec, Path(folder) / "log")
         try:

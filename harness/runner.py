@@ -1,7 +1,7 @@
 """Runs a plan: starts workers, lets the compared ones take turns, and appends a record as soon as a cell is complete.
 
-Cells are grouped by model and ISA. One worker serves one (model, engine, recipe, ISA, deploy) of a group, for all its
-scenarios. For each group:
+Cells are grouped by model, ISA and task. One worker serves one (model, engine, recipe, ISA, deploy, task) of a group,
+for all its scenarios. For each group:
 
     prepare      one worker after the other: load, calibrate, quantize, compile, and proof of what runs
     evaluate     accuracy, in the first offline scenario's compiled graph
@@ -15,6 +15,7 @@ not hold all workers of a group they are taken in chunks; the baseline ``int8/fp
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from harness.records import (
     Timing,
     new_run_id,
 )
+from harness.sources import Sources
 from harness.worker import WorkerSpec
 from int8 import isa as isas
 from int8 import recipe as recipes
@@ -81,6 +83,7 @@ class RunOptions:
         arguments: the command line after ``harness``, kept in the header.
         timeouts: seconds a phase may take.
         max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
+        sources: the user's own checkpoints and data.
     """
 
     profile: Profile
@@ -89,6 +92,7 @@ class RunOptions:
     arguments: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
     max_workers: int | None = None
+    sources: Sources = field(default_factory=Sources)
 
 
 @dataclass(frozen=True)
@@ -104,19 +108,21 @@ class Summary:
         return 2 if self.counts.get("failed") or self.counts.get("invalid") else 0
 
 
-def catalog() -> matrix.Catalog:
-    """The names of the catalog's models and tasks, those of tests included."""
+def catalog(sources: Sources | None = None) -> matrix.Catalog:
+    """The names of models and tasks: the catalog's, those of tests included, and the sources' models."""
     from harness import models, tasks
 
-    names = models.known(hidden=True)
-    visible = tasks.known()
-    speed_only = frozenset(n for n in names if visible and tasks.unsupported(visible[0], n) is not None)
-    return matrix.Catalog(names, tasks.known(hidden=True), speed_only)
+    sources = sources or Sources()
+    known, judging = models.known(hidden=True), tasks.known(hidden=True)
+    named = tuple(name for name in sources.models if name not in known)
+    unjudged = [(m, t) for m in known for t in judging if tasks.unsupported(t, m) is not None]
+    unjudged += [(m, t) for m in named for t in judging]
+    return matrix.Catalog(known + named, judging, frozenset(unjudged) - set(sources.checkpoints))
 
 
 def plan(options: RunOptions) -> matrix.Plan:
     """The cells that ``options`` ask for on this host. UsageError as :func:`harness.matrix.plan`."""
-    known = catalog()
+    known = catalog(options.sources)
     asked = options.overrides.models or ()
     # A folder may be named without a slash; it is a model like any other.
     folders = tuple(name for name in asked if name not in known.models and Path(name).is_dir())
@@ -183,11 +189,12 @@ def _host_at_end() -> dict[str, Any]:
 
 
 def _groups(cells: Sequence[PlannedCell]) -> list[list[Cell]]:
-    """The cells to measure, by model and ISA, in the plan's order."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    """The cells to measure, by model, ISA and task, in the plan's order."""
+    groups: dict[tuple[str, str, str | None], list[Cell]] = {}
     for planned in cells:
         if planned.skip_reason is None:
-            groups.setdefault((planned.cell.model, planned.cell.isa), []).append(planned.cell)
+            cell = planned.cell
+            groups.setdefault((cell.model, cell.isa, cell.task), []).append(cell)
     return list(groups.values())
 
 
@@ -216,8 +223,31 @@ def _limit(cell: Cell, options: RunOptions) -> int | None:
     return min(limit or matrix.BRIEF_LIMIT, matrix.BRIEF_LIMIT) if matrix.is_brief(cell) else limit
 
 
-def _worker_key(cell: Cell) -> tuple[str, str, str, str, str]:
-    return cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy
+def _worker_key(cell: Cell) -> tuple[str | None, ...]:
+    return cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy, cell.task
+
+
+def worker_spec(
+    cells: Sequence[Cell], cpus: tuple[int, ...], judged_in: str | None, limit: int | None, sources: Sources
+) -> WorkerSpec:
+    """What one worker makes ready for ``cells``, which differ in their scenario alone."""
+    one = cells[0]
+    checkpoint = sources.checkpoint(one.model, one.task)
+    return WorkerSpec(
+        one.model,
+        one.engine,
+        one.recipe,
+        one.isa,
+        one.deploy,
+        one.task,
+        tuple(cell.scenario for cell in cells),
+        cpus,
+        judged_in,
+        limit,
+        checkpoint=None if checkpoint is None else checkpoint.location,
+        data=None if one.task is None else sources.data.get(one.task),
+        labels=None if checkpoint is None else checkpoint.labels,
+    )
 
 
 def _judged_in(cells: Sequence[Cell]) -> str:
@@ -288,11 +318,11 @@ class _Measured:
 
 
 class _Group:
-    """The cells of one model under one ISA."""
+    """The cells of one model under one ISA, judged on one task."""
 
     def __init__(self, session: _Session, cells: Sequence[Cell]) -> None:
         self._session = session
-        by_worker: dict[tuple[str, ...], list[Cell]] = {}
+        by_worker: dict[tuple[str | None, ...], list[Cell]] = {}
         for cell in cells:
             by_worker.setdefault(_worker_key(cell), []).append(cell)
         self._waiting = [_Member(worker_cells) for worker_cells in by_worker.values()]
@@ -345,18 +375,8 @@ class _Group:
         session, cells = self._session, member.cells
         first = cells[0]
         judged_in = _judged_in(cells) if first.task else None
-        spec = WorkerSpec(
-            first.model,
-            first.engine,
-            first.recipe,
-            first.isa,
-            first.deploy,
-            first.task,
-            tuple(cell.scenario for cell in cells),
-            session.cpus,
-            judged_in,
-            _limit(first, session.options),
-        )
+        limit = _limit(first, session.options)
+        spec = worker_spec(cells, session.cpus, judged_in, limit, session.options.sources)
         session.tell("worker", f"{spec.label}: start", first.key)
         member.handle = WorkerHandle(spec, session.path(".log"), session.options.timeouts)
         ready = member.handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
@@ -469,7 +489,7 @@ class _Group:
             self._session.record(
                 dataclasses.replace(cell, **member.identity),
                 status,
-                None if reason is None else f"{reason}; {_replay(cell)}",
+                None if reason is None else f"{reason}; {_replay(cell, self._session.options)}",
                 timing=own,
                 speedup=_speedup(reference, own),
                 memory=Memory(**answer["memory"]),
@@ -488,7 +508,7 @@ class _Group:
             record = session.record(
                 dataclasses.replace(cell, **member.identity),
                 "failed",
-                f"{reason}; {_replay(cell)}{where}",
+                f"{reason}; {_replay(cell, session.options)}{where}",
                 timing=_timing(member, cell.scenario, _Measured(), matrix.is_brief(cell)),
                 evidence=member.evidence.get(cell.scenario, Evidence()),
                 memory=member.memory,
@@ -549,8 +569,9 @@ def disproof(cell: Cell, evidence: Evidence) -> str | None:
     return None
 
 
-def _replay(cell: Cell) -> str:
-    return f"again: harness replay {cell.key}"
+def _replay(cell: Cell, options: RunOptions) -> str:
+    sources = "" if options.sources.path is None else f" --sources {shlex.quote(str(options.sources.path))}"
+    return f"again: harness replay {cell.key}{sources}"
 
 
 def _cell(member: _Member, scenario: str) -> Cell | None:

@@ -49,7 +49,8 @@ class WorkerSpec:
     """What a worker makes ready.
 
     ``scenarios``: all that it will be asked for. ``judged_in``: the one in whose graph the task is judged, on ``limit``
-    examples (None: the task's default). ``cpus``: those it may run on, one OpenMP thread each.
+    examples (None: the task's default). ``cpus``: those it may run on, one OpenMP thread each. ``checkpoint``, ``data``
+    and ``labels``: where model and task come from instead of the catalog; see ``harness.sources``.
     """
 
     model: str
@@ -62,6 +63,9 @@ class WorkerSpec:
     cpus: tuple[int, ...]
     judged_in: str | None = None
     limit: int | None = None
+    checkpoint: str | None = None
+    data: str | None = None
+    labels: tuple[str, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -76,7 +80,9 @@ class WorkerSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkerSpec:
         """The spec in ``data``, made by dataclasses.asdict and sent as JSON."""
-        return cls(**{**data, "scenarios": tuple(data["scenarios"]), "cpus": tuple(data["cpus"])})
+        labels = data.get("labels")
+        lists = {"scenarios": tuple(data["scenarios"]), "cpus": tuple(data["cpus"])}
+        return cls(**{**data, **lists, "labels": None if labels is None else tuple(labels)})
 
 
 class Channel:
@@ -118,7 +124,7 @@ class Worker:
         recipe = recipes.get(wanted.recipe)
         with clock.measure("load"):
             model = _load(wanted)
-            self._task = _task(wanted.task, model)
+            self._task = _task(wanted, model)
         self._model = model
         reason = _too_long(wanted, model)
         if reason is not None:
@@ -170,7 +176,7 @@ class Worker:
             raise HarnessError(f"no FP32 reference for length {shape.seq} and limit {limit}; name it in the spec")
         outputs = tasks.evaluate(self._task, lambda **batch: prepared(batch), shape.batch, shape.seq, limit)
         accuracy = self._task.judge(outputs, reference)
-        _write_arrays(Path(path), _arrays(self._task, outputs))
+        _write_arrays(Path(path), self._task.kept(outputs))
         return {"accuracy": dataclasses.asdict(dataclasses.replace(accuracy, scenario=scenario))}
 
     def evidence(self, scenario: str) -> dict[str, Any]:
@@ -272,18 +278,21 @@ def _load(spec: WorkerSpec) -> LoadedModel:
         raise HarnessError(f"worker runs under ISA {effective} instead of {spec.isa}")
     import torch
 
-    from harness import models
+    from harness import models, tasks
 
     torch.set_num_threads(spec.threads)
-    return models.load(spec.model)
+    head = None if spec.task is None else tasks.head_of(spec.task)
+    return models.load(spec.model, head=head, source=spec.checkpoint)
 
 
-def _task(name: str | None, model: LoadedModel) -> Task | None:
-    if name is None:
+def _task(spec: WorkerSpec, model: LoadedModel) -> Task | None:
+    """The task, for texts as long as those of the scenario that judges them."""
+    if spec.task is None:
         return None
     from harness import tasks
 
-    return tasks.load(name, model)
+    seq = Scenario.parse(spec.judged_in or spec.scenarios[0]).seq
+    return tasks.load(spec.task, model, data=spec.data, labels=spec.labels, seq=seq)
 
 
 def _too_long(spec: WorkerSpec, model: LoadedModel) -> str | None:
@@ -298,16 +307,6 @@ def _random_batches(model: LoadedModel, scenario: str) -> Iterator[Batch]:
 
     for index in range(SYNTHETIC_CALIBRATION_BATCHES):
         yield models.batch_inputs(model, Scenario.parse(scenario), SEED + 1 + index)
-
-
-def _arrays(task: Task, outputs: Floats) -> dict[str, Any]:
-    """What is kept of each example: its logits and its label. Tasks without a head have logits as outputs."""
-    import numpy as np
-
-    head = getattr(task, "head", None)
-    logits = outputs if head is None else outputs.astype(np.float64) @ head.weight.T + head.bias
-    labels = [example.label for example in task.examples(len(outputs))]
-    return {"logits": logits.astype(np.float32), "labels": np.array(labels, dtype=np.int16)}
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

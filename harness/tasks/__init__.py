@@ -10,14 +10,16 @@ To add a task, write a class with the methods of ``Task``, register its loader i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from harness import assets, models
 from harness.errors import UsageError
+from harness.tasks import glue, squad
 from harness.tasks.base import (
     Floats,
     Indices,
+    Request,
     Task,
     TaskError,
     Tokens,
@@ -25,7 +27,7 @@ from harness.tasks.base import (
     evaluate,
     reference,
 )
-from harness.tasks.judging import at_chance, bootstrap_delta, mean_cosine, paired_accuracy, sqnr_db
+from harness.tasks.judging import at_chance, mean_cosine, paired_accuracy, paired_classes, sqnr_db
 from harness.tasks.reviews import (
     Example,
     Head,
@@ -47,21 +49,23 @@ __all__ = [
     "Floats",
     "Head",
     "Indices",
+    "Request",
     "Reviews",
     "Split",
     "Task",
     "TaskError",
     "Tokens",
     "at_chance",
-    "bootstrap_delta",
     "check_padding_invariance",
     "evaluate",
     "generate_reviews",
+    "head_of",
     "known",
     "load",
     "mean_cosine",
     "ordered",
     "paired_accuracy",
+    "paired_classes",
     "read_reviews",
     "reference",
     "sqnr_db",
@@ -76,28 +80,55 @@ def known(*, hidden: bool = False) -> tuple[str, ...]:
 
 def unsupported(task_name: str, model_name: str) -> str | None:
     """Why a model of the catalog cannot be judged on a task, or None. UsageError for unknown names."""
-    if task_name not in known(hidden=True):
-        raise UsageError(assets.nearest("task", task_name, known()))
+    head = head_of(task_name)
     row = models.info(model_name)
+    if row is not None and head is not None:
+        return f"model {model_name} has no head for task {task_name}: name a checkpoint with --sources"
     if row is not None and row.weights == "synthetic" and "words" not in assets.catalog("models")[model_name]:
         return f"model {model_name} has synthetic weights: it is measured for speed only"
     return None
 
 
-def load(task_name: str, model: LoadedModel, *, offline: bool = False, progress: assets.Progress | None = None) -> Task:
-    """The task for a model. Raises UsageError for an unknown task or a model without a tokenizer, AssetError for data
-    that is missing or damaged."""
+def head_of(task_name: str) -> models.Head | None:
+    """The head that a model needs for a task; None where the task trains one. UsageError for unknown names."""
     if task_name not in known(hidden=True):
         raise UsageError(assets.nearest("task", task_name, known()))
+    head: models.Head | None = assets.catalog("tasks")[task_name].get("head")
+    return head
+
+
+def load(
+    task_name: str,
+    model: LoadedModel,
+    *,
+    offline: bool = False,
+    progress: assets.Progress | None = None,
+    data: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    seq: int | None = None,
+) -> Task:
+    """The task for a model.
+
+    ``data`` is a folder or hub id instead of the catalog's. ``labels`` names the model's classes in the order of its
+    logits, instead of its configuration. ``seq`` is the length in tokens that examples will be cut to, for tasks that
+    read long texts in windows. Raises UsageError for an unknown task, a model without a tokenizer or without names of
+    its classes, AssetError for data that is missing or damaged.
+    """
+    head_of(task_name)  # a wrong name is said first
     if model.tokenizer is None:
         raise UsageError(
             f"task {task_name} cannot judge model {model.name}: it has no tokenizer"
             + (" and synthetic weights (speed only)" if model.weights == "synthetic" else "; put one in its folder")
         )
     row = assets.catalog("tasks")[task_name]
-    return KINDS[row["kind"]](task_name, row, model, offline, progress)
+    return KINDS[row["kind"]](Request(task_name, row, model, offline, progress, data, labels, seq))
 
 
-Loader = Callable[[str, Mapping[str, Any], "LoadedModel", bool, "assets.Progress | None"], Task]
+Loader = Callable[[Request], Task]
 
-KINDS: dict[str, Loader] = {"reviews": load_reviews, "generated": load_generated}
+KINDS: dict[str, Loader] = {
+    "reviews": load_reviews,
+    "generated": load_generated,
+    "glue": glue.load,
+    "squad": squad.load,
+}

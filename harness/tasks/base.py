@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from harness import assets
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
 from harness.records import Accuracy
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 Row = Mapping[str, Sequence[int]]
+T = TypeVar("T")
 
 RAGGED_BATCH = 32
 FORMAT = 1  # raise when what is cached would no longer be computed the same way
@@ -70,11 +74,61 @@ class Task(Protocol):
     def ragged(self, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
         """The same examples, cut to ``seq`` alike, in batches of similar length with little padding."""
 
+    def size(self, limit: int | None = None) -> int:
+        """How many rows these examples make: one each, or as many as a long one has windows."""
+
     def outputs(self, module_output: Tensor, batch: Batch) -> Floats:
-        """(B, D): what is kept of each example."""
+        """(B, D): what is kept of each row; of windows (B, W, 2), with zeros where there is padding."""
 
     def judge(self, outputs: Floats, reference_outputs: Floats) -> Accuracy:
-        """Accuracy of (n, D) outputs of the first n examples, beside those of eager FP32."""
+        """Accuracy of (n, D) outputs of the first n rows, beside those of eager FP32."""
+
+    def kept(self, outputs: Floats) -> dict[str, npt.NDArray[Any]]:
+        """What is kept of each example in the store: its logits and its label, or its answer and its scores."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a task is made from.
+
+    ``row`` is the catalog's. ``data`` is a folder or hub id instead of the row's own, ``labels`` the names of the
+    model's classes in the order of its logits, ``seq`` the length that texts are cut to where that shapes the examples.
+    """
+
+    name: str
+    row: Mapping[str, Any]
+    model: LoadedModel
+    offline: bool = False
+    progress: assets.Progress | None = None
+    data: str | None = None
+    labels: tuple[str, ...] | None = None
+    seq: int | None = None
+
+
+class RowBatches(ABC):
+    """Batches of held-out rows, which all tasks form alike. A task says what its rows and its tokens are."""
+
+    _tokens: Tokens
+
+    @abstractmethod
+    def _held_out_rows(self, seq: int, limit: int | None) -> list[Row]:
+        """The rows of the examples that are judged, cut to ``seq`` tokens."""
+
+    def longest(self, seq: int, limit: int | None = None) -> int:
+        """See ``Task``."""
+        return max(len(row["input_ids"]) for row in self._held_out_rows(seq, limit))
+
+    def batches(self, batch: int, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
+        """See ``Task``. A last partial batch repeats its first row; outputs of the repetitions are to be dropped."""
+        rows = self._held_out_rows(seq, limit)
+        for start in range(0, len(rows), batch):
+            chosen = rows[start : start + batch]
+            indices = np.arange(start, start + len(chosen))
+            yield indices, self._tokens.pad(chosen + chosen[:1] * (batch - len(chosen)), seq)
+
+    def ragged(self, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
+        """See ``Task``."""
+        return self._tokens.bucketed(self._held_out_rows(seq, limit), RAGGED_BATCH)
 
 
 class Tokens:
@@ -88,15 +142,21 @@ class Tokens:
         pad = config.pad_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._pad_id = int(pad or 0)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The fast tokenizer itself."""
+        return self._tokenizer
+
     @cached_property
     def sha256(self) -> str:
         """Identifies the tokenizer, without the truncation and padding that its last call left in it."""
         state = json.loads(self._tokenizer.backend_tokenizer.to_str())
         return sha256_of({key: value for key, value in state.items() if key not in ("truncation", "padding")})
 
-    def rows(self, texts: Sequence[str], seq: int) -> list[Row]:
-        """Ids and token types of each text, special tokens included, cut to ``seq`` tokens."""
-        encoded = self._tokenizer(list(texts), truncation=True, max_length=seq, return_token_type_ids=True)
+    def rows(self, texts: Sequence[str], seq: int, pairs: Sequence[str] | None = None) -> list[Row]:
+        """Ids and token types of each text, or pair of texts, special tokens included, cut to ``seq`` tokens."""
+        second = None if pairs is None else list(pairs)
+        encoded = self._tokenizer(list(texts), second, truncation=True, max_length=seq, return_token_type_ids=True)
         return [
             {"input_ids": ids, "token_type_ids": types}
             for ids, types in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
@@ -128,6 +188,39 @@ class Tokens:
         return {name: batch[name] for name in self._inputs}
 
 
+def first(examples: Sequence[T], limit: int | None, default: int) -> Sequence[T]:
+    """The first ``limit`` examples, or ``default`` of them. UsageError for less than one."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit of judged examples must be at least 1, not {limit}")
+    return examples[: default if limit is None else limit]
+
+
+def check_seq(model: LoadedModel, seq: int) -> None:
+    """UsageError for sequences that the model cannot take."""
+    if seq > model.max_seq:
+        raise UsageError(f"model {model.name} takes at most {model.max_seq} tokens, not {seq}")
+
+
+def check_outputs(name: str, outputs: Floats, reference_outputs: Floats, most: int) -> None:
+    """TaskError for outputs that are not finite, or of another number than the reference's, at most ``most``."""
+    if outputs.shape != reference_outputs.shape or not 0 < len(outputs) <= most:
+        raise TaskError(
+            f"task {name}: outputs of shape {outputs.shape} cannot be judged beside a reference of shape "
+            f"{reference_outputs.shape}; collect both for the same examples"
+        )
+    finite = np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim)))
+    if not finite.all():
+        raise TaskError(
+            f"task {name}: the outputs of {int((~finite).sum())} of {len(outputs)} examples are not finite; "
+            "look at the recipe's scales"
+        )
+
+
+def fingerprint_of(*parts: Any) -> str:
+    """A task's fingerprint: a hash of what is particular to it, of the cache's format and of library versions."""
+    return sha256_of([FORMAT, list(parts), {name: version(name) for name in LIBRARIES}])
+
+
 def sha256_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -143,7 +236,7 @@ def safe(name: str) -> str:
 def evaluate(task: Task, forward: Forward, batch: int, seq: int, limit: int | None = None) -> Floats:
     """(n, D) outputs of the held-out examples through ``forward(**batch)``, at exactly (batch, seq): the shape that was
     timed is the shape that is judged."""
-    return collect(task, forward, task.batches(batch, seq, limit), len(task.examples(limit)))
+    return collect(task, forward, task.batches(batch, seq, limit), task.size(limit))
 
 
 def reference(
@@ -154,7 +247,7 @@ def reference(
     The batch's size does not matter to eager FP32, which is checked before (``check_padding_invariance``), so they are
     computed in buckets of similar length. ``cache`` is a folder, by default the one below the assets.
     """
-    longest, count = task.longest(seq, limit), len(task.examples(limit))
+    longest, count = task.longest(seq, limit), task.size(limit)
     stem = f"reference-{task.name}-{safe(model.name)}-s{longest}-n{count}-{task.fingerprint[:16]}"
 
     def compute() -> assets.Arrays:
@@ -174,7 +267,7 @@ def check_padding_invariance(model: LoadedModel, task: Task, *, count: int = 16,
     """
     longest = task.longest(model.max_seq, count)
     padded_seq = min(longest + 8, model.max_seq)
-    total = len(task.examples(count))
+    total = task.size(count)
     with plain_fp32():
         alone = collect(task, model.module, task.batches(1, longest, count), total, trim=True)
         together = collect(task, model.module, task.batches(total, padded_seq, count), total)

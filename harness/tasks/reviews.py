@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,23 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import assets
-from harness.errors import AssetError, UsageError
+from harness.errors import AssetError
 from harness.records import Accuracy
 from harness.tasks.base import (
-    FORMAT,
-    LIBRARIES,
     RAGGED_BATCH,
     Floats,
     Indices,
+    Request,
     Row,
-    TaskError,
+    RowBatches,
     Tokens,
+    check_outputs,
+    check_seq,
     collect,
+    fingerprint_of,
+    first,
     plain_fp32,
     safe,
     sha256_of,
 )
-from harness.tasks.judging import paired_accuracy
+from harness.tasks.judging import paired_classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,13 +128,18 @@ class Head:
     weight: npt.NDArray[np.float64]
     bias: npt.NDArray[np.float64]
 
+    def logits(self, outputs: Floats) -> npt.NDArray[np.float64]:
+        """(n, classes) of (n, D) outputs."""
+        found: npt.NDArray[np.float64] = outputs.astype(np.float64) @ self.weight.T + self.bias
+        return found
+
     def predict(self, outputs: Floats) -> Indices:
         """(n,) class of each row of (n, D) outputs."""
-        classes: Indices = np.argmax(outputs.astype(np.float64) @ self.weight.T + self.bias, axis=1)
+        classes: Indices = np.argmax(self.logits(outputs), axis=1)
         return classes
 
 
-class Reviews:
+class Reviews(RowBatches):
     """Texts classified by a logistic head over the mean-pooled embedding. Implements ``Task``."""
 
     metric = "accuracy"
@@ -153,14 +160,11 @@ class Reviews:
     @property
     def fingerprint(self) -> str:
         """See ``Task``."""
-        parts = [self.name, self.data_sha256, self.weights_sha256, self._tokens.sha256, asdict(self.split)]
-        return sha256_of([FORMAT, parts, {name: version(name) for name in LIBRARIES}])
+        return fingerprint_of(self.name, self.data_sha256, self.weights_sha256, self._tokens.sha256, asdict(self.split))
 
     def examples(self, limit: int | None = None) -> Sequence[Example]:
         """See ``Task``. ``limit`` None is the catalog's; a larger one than there are gives all."""
-        if limit is not None and limit < 1:
-            raise UsageError(f"the limit of judged examples must be at least 1, not {limit}")
-        return self.held_out[: self.split.limit if limit is None else limit]
+        return first(self.held_out, limit, self.split.limit)
 
     def calibration(self) -> Iterator[Batch]:
         """See ``Task``."""
@@ -168,25 +172,12 @@ class Reviews:
         for _indices, batch in self._tokens.bucketed(rows, self.split.calibrate_batch):
             yield batch
 
-    def longest(self, seq: int, limit: int | None = None) -> int:
+    def size(self, limit: int | None = None) -> int:
         """See ``Task``."""
-        return max(len(row["input_ids"]) for row in self._held_out_rows(seq, limit))
-
-    def batches(self, batch: int, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
-        """See ``Task``. A last partial batch repeats its first row; outputs of the repetitions are to be dropped."""
-        rows = self._held_out_rows(seq, limit)
-        for start in range(0, len(rows), batch):
-            chosen = rows[start : start + batch]
-            indices = np.arange(start, start + len(chosen))
-            yield indices, self._tokens.pad(chosen + chosen[:1] * (batch - len(chosen)), seq)
-
-    def ragged(self, seq: int, limit: int | None = None) -> Iterator[tuple[Indices, Batch]]:
-        """See ``Task``."""
-        return self._tokens.bucketed(self._held_out_rows(seq, limit), RAGGED_BATCH)
+        return len(self.examples(limit))
 
     def _held_out_rows(self, seq: int, limit: int | None) -> list[Row]:
-        if seq > self._model.max_seq:
-            raise UsageError(f"model {self._model.name} takes at most {self._model.max_seq} tokens, not {seq}")
+        check_seq(self._model, seq)
         return self._tokens.rows([example.text for example in self.examples(limit)], seq)
 
     def outputs(self, module_output: Tensor, batch: Batch) -> Floats:
@@ -198,21 +189,16 @@ class Reviews:
 
     def judge(self, outputs: Floats, reference_outputs: Floats) -> Accuracy:
         """See ``Task``. TaskError for outputs that are not finite, or of another number than the reference's."""
-        count = len(reference_outputs)
-        if outputs.shape != reference_outputs.shape or not 0 < count <= len(self.held_out):
-            raise TaskError(
-                f"task {self.name}: outputs of shape {outputs.shape} cannot be judged beside a reference of shape "
-                f"{reference_outputs.shape}; collect both for the same examples"
-            )
-        finite = np.isfinite(outputs).all(axis=1)
-        if not finite.all():
-            raise TaskError(
-                f"task {self.name}: the outputs of {int((~finite).sum())} of {count} examples are not finite; "
-                "look at the recipe's scales"
-            )
-        labels = np.array([example.label for example in self.held_out[:count]])
+        check_outputs(self.name, outputs, reference_outputs, len(self.held_out))
+        labels = np.array([example.label for example in self.held_out[: len(outputs)]])
         predicted, expected = self.head.predict(outputs), self.head.predict(reference_outputs)
-        return paired_accuracy(predicted, expected, labels, outputs, reference_outputs)
+        return paired_classes(predicted, expected, labels, outputs, reference_outputs)
+
+    def kept(self, outputs: Floats) -> dict[str, npt.NDArray[Any]]:
+        """See ``Task``."""
+        labels = [example.label for example in self.examples(len(outputs))]
+        logits = self.head.logits(outputs).astype(np.float32)
+        return {"logits": logits, "labels": np.array(labels, dtype=np.int16)}
 
     @cached_property
     def head(self) -> Head:
@@ -245,14 +231,13 @@ def _split(row: Mapping[str, Any]) -> Split:
     return Split(row["seed"], row["train"], row["calibrate"], row["calibrate_batch"], row["limit"])
 
 
-def load_reviews(
-    name: str, row: Mapping[str, Any], model: LoadedModel, offline: bool, progress: assets.Progress | None
-) -> Reviews:
-    folder = assets.ensure(row["asset"], offline=offline, progress=progress)
-    return Reviews(name, read_reviews(folder / row["file"], row["labels"]), _split(row), model)
+def load_reviews(request: Request) -> Reviews:
+    """The task on an asset's texts."""
+    row = request.row
+    folder = assets.ensure(row["asset"], offline=request.offline, progress=request.progress)
+    return Reviews(request.name, read_reviews(folder / row["file"], row["labels"]), _split(row), request.model)
 
 
-def load_generated(
-    name: str, row: Mapping[str, Any], model: LoadedModel, _offline: bool, _progress: assets.Progress | None
-) -> Reviews:
-    return Reviews(name, generate_reviews(row), _split(row), model)
+def load_generated(request: Request) -> Reviews:
+    """The task on generated texts, for tests."""
+    return Reviews(request.name, generate_reviews(request.row), _split(request.row), request.model)

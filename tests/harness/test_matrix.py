@@ -13,7 +13,7 @@ from harness.matrix import Budget, Catalog, Overrides, Profile, Scenario
 from harness.records import Cell
 
 XEON = ("amx", "vnni", "avx512", "avx2")
-CATALOG = Catalog(("minilm", "bert-large"), ("reviews",), speed_only=frozenset({"bert-large"}))
+CATALOG = Catalog(("minilm", "bert-large"), ("reviews",), unjudged=frozenset({("bert-large", "reviews")}))
 
 
 def keys(plan: matrix.Plan, skipped: bool = False) -> list[str]:
@@ -157,7 +157,7 @@ def test_an_isa_asked_for_that_the_host_lacks_is_an_error_that_names_what_it_has
         (Overrides(engines=("torcha",)), "did you mean torchao"),
         (Overrides(recipes=("sq-statik",)), "did you mean sq-static"),
         (Overrides(isas=("vnn",)), "did you mean vnni"),
-        (Overrides(task="review"), "did you mean reviews"),
+        (Overrides(tasks=("review",)), "did you mean reviews"),
         (Overrides(deploys=("jitt",)), "did you mean jit"),
         (Overrides(shard=(3, 2)), "shard 3/2"),
     ],

@@ -313,21 +313,11 @@ def test_guessing_is_told_from_being_worse(task: tasks.Task, reference: tasks.Fl
     assert worse.value < worse.fp32_value and not tasks.at_chance(worse)
 
 
-def test_the_bootstrap_agrees_with_resampling_the_rows() -> None:
-    gained, lost, n = 12, 30, 800
-    outcomes = np.array([1] * gained + [-1] * lost + [0] * (n - gained - lost))
-    draws = np.random.default_rng(1).integers(n, size=(4000, n))
-    expected = np.quantile(outcomes[draws].mean(axis=1), [0.025, 0.975])
-    assert tasks.bootstrap_delta(gained, lost, n) == pytest.approx(tuple(expected), abs=1.5e-3)
-    assert tasks.bootstrap_delta(gained, lost, n) == tasks.bootstrap_delta(gained, lost, n)
-    assert tasks.bootstrap_delta(0, 0, n) == (0.0, 0.0)
-
-
 def test_paired_numbers_by_hand() -> None:
     labels, expected, predicted = np.array([0, 1, 1, 0, 1]), np.array([0, 1, 0, 1, 1]), np.array([0, 0, 1, 1, 1])
     outputs = np.array([[1.0, 0.0]] * 5, dtype=np.float32)
     reference = np.array([[1.0, 1.0]] * 5, dtype=np.float32)
-    found = tasks.paired_accuracy(predicted, expected, labels, outputs, reference)
+    found = tasks.paired_classes(predicted, expected, labels, outputs, reference)
     assert (found.value, found.fp32_value, found.chance, found.delta) == (0.6, 0.6, 0.6, 0.0)
     assert (found.flips, found.flips_gained, found.flips_lost, found.n) == (0.4, 1, 1, 5)
     assert found.sqnr_db == pytest.approx(10 * np.log10(2.0)) and found.cosine == pytest.approx(2**-0.5)
