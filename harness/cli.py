@@ -32,7 +32,8 @@ from rich.console import Console, RenderableType
 
 from harness.errors import HarnessError, StoreError, UsageError
 from harness.progress import say
-from harness.records import LATEST, Store, check_run_id, new_run_id
+from harness.records import LATEST, Run, Store, check_run_id, new_run_id
+from harness.sources import Sources
 from int8.errors import Int8Error, IsaError, RecipeError, ToolchainError
 
 EXIT_USAGE, EXIT_NO_COMPILER, EXIT_FAULT, EXIT_INTERRUPTED, EXIT_TERMINATED = 64, 69, 70, 130, 143
@@ -55,6 +56,7 @@ class Format(StrEnum):
     table = "table"
     json = "json"
     csv = "csv"
+    paper = "paper"
 
 
 Results = Annotated[
@@ -62,6 +64,14 @@ Results = Annotated[
     typer.Option("--results", metavar="DIR", help="The store's folder. Default: results/ at the project's root."),
 ]
 RunName = Annotated[str, typer.Option("--run", metavar="ID", help="The run's id, or latest.")]
+
+
+SourcesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sources", metavar="FILE", envvar="INT8_SOURCES", help="TOML: your checkpoints and data, by model and task."
+    ),
+]
 
 
 class InterruptedRunError(HarnessError):
@@ -112,7 +122,7 @@ def run(
     ] = None,
     deploy: Annotated[str | None, typer.Option("--deploy", metavar="A,B", help="jit, aoti.")] = None,
     task: Annotated[
-        str | None, typer.Option("--task", metavar="NAME", help="Where accuracy is judged; none: speed alone.")
+        str | None, typer.Option("--task", metavar="NAME", help="Where accuracy is judged, A,B; none: speed alone.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Judge accuracy on N examples.")
@@ -123,6 +133,7 @@ def run(
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="The run's id. Default: made from the time.")
     ] = None,
+    sources: SourcesFile = None,
     results: Results = None,
 ) -> int:
     """Measure cells and write one run.
@@ -141,7 +152,7 @@ def run(
         isas=_names("--isa", isa),
         scenarios=_names("--scenarios", scenarios),
         deploys=_names("--deploy", deploy),
-        task=None if task == "none" else task,
+        tasks=None if task == "none" else _names("--task", task),
         limit=limit,
         shard=None if shard is None else matrix.parse_shard(shard),
         no_task=task == "none",
@@ -149,7 +160,7 @@ def run(
     name = run_id or new_run_id(time.time())
     check_run_id(name)
     store = Store(_results(results))
-    options = runner.RunOptions(chosen, overrides, name, _State.arguments)
+    options = runner.RunOptions(chosen, overrides, name, _State.arguments, sources=_sources(sources))
     runner.plan(options)  # a wrong name is said before anything else
     doctor.require_toolchain()
     with _kept(store, name), progress.shown() as tell:
@@ -166,13 +177,19 @@ def show(
     format: Annotated[Format, typer.Option("--format", help="How to print them.")] = Format.table,
     results: Results = None,
 ) -> None:
-    """Print the records of a run."""
-    from harness import show
+    """Print the records of a run; as ``paper``, its INT8 cells beside what the paper reports."""
+    from harness import paper, show
 
     found = Store(_results(results)).load(run)
     for notice in show.notices(found):
         say(f"note: {notice}")
-    _print({Format.table: show.as_table, Format.json: show.as_json, Format.csv: show.as_csv}[format](found))
+    printers: dict[Format, Callable[[Run], RenderableType]] = {
+        Format.table: show.as_table,
+        Format.json: show.as_json,
+        Format.csv: show.as_csv,
+        Format.paper: paper.as_table,
+    }
+    _print(printers[format](found))
 
 
 @app.command(epilog="Example: harness gate --run latest --json verdicts.json --markdown comment.md")
@@ -226,6 +243,7 @@ def accept(
 def replay(
     cell: Annotated[str, typer.Argument(metavar="CELL", help="model/engine/recipe/isa/scenario[/aoti][@task]")],
     profile: Annotated[bool, typer.Option("--profile", help="Under torch's profiler: where the time goes.")] = False,
+    sources: SourcesFile = None,
 ) -> int:
     """Measure one cell again, alone and outside any run, and print what it gave.
 
@@ -236,10 +254,10 @@ def replay(
     replay.checked(cell)  # a wrong name is said before anything else
     doctor.require_toolchain()
     if profile:
-        _print(replay.profile(cell, say))
+        _print(replay.profile(cell, say, sources=_sources(sources)))
         return 0
     with progress.shown() as tell:
-        record = replay.replay(cell, tell)
+        record = replay.replay(cell, tell, _sources(sources))
     _print(show.rows([record]))
     return EXIT_CELL_FAILED if record.status == "failed" else 0
 
@@ -365,6 +383,12 @@ def _names(option: str, text: str | None) -> tuple[str, ...] | None:
     if not all(names):
         raise UsageError(f"{option} {text!r} has an empty name; write a comma list such as A,B")
     return names
+
+
+def _sources(given: Path | None) -> Sources:
+    from harness import sources
+
+    return sources.Sources() if given is None else sources.read(given)
 
 
 def _results(given: Path | None) -> Path:
