@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchao.quantization import Int8Tensor
+from torchao.quantization import Int8Tensor, MappingType
 
 from int8 import isa as isa_module
 from int8 import recipe as recipes
@@ -58,9 +58,15 @@ class DecomposedWeight(Int8Weight):
     outlier_index: Tensor | None
     outlier_threshold: float
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        known = {name: value for name, value in kwargs.items() if not name.startswith("outlier_")}
-        return Int8Tensor.__new__(cls, *args, **known)
+    def __new__(
+        cls,
+        *args: Any,
+        outlier_weight: Tensor | None = None,
+        outlier_index: Tensor | None = None,
+        outlier_threshold: float = 6.0,
+        **kwargs: Any,
+    ) -> Any:
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,
@@ -85,7 +91,8 @@ class DecomposedWeight(Int8Weight):
             QuantizationError: the weight is not vector-wise.
         """
         base = Int8Weight.from_torchao(weight)
-        if base.asymmetric or not base.dynamic or base.act_per_tensor or base.act_pre_scale is not None:
+        affine = base.act_quant_kwargs.mapping_type is MappingType.ASYMMETRIC
+        if affine or not base.dynamic or base.act_per_tensor or base.act_pre_scale is not None:
             raise QuantizationError("outliers are decomposed from a vector-wise weight alone")
         parts: dict[str, Any] = {
             "outlier_weight": outlier_weight,
