@@ -19,7 +19,7 @@ from int8.errors import CalibrationError
 Batch = Mapping[str, Tensor]
 
 #: Token rows of a linear's input that are kept to measure output error: enough for a stable choice, a few MB at most.
-SAMPLE_ROWS = 256
+SAMPLE_ROWS = 512
 
 
 @dataclass
@@ -30,14 +30,12 @@ class ChannelStats:
         low, high: (K,) FP32, smallest and largest value of the channel.
         rows: number of tokens seen.
         sample: (at most SAMPLE_ROWS, K) rows, each token with the same chance (reservoir sampling, Vitter 1985).
-        input_group: linears with an equal number read the same tensor (query, key and value, for one).
     """
 
     low: Tensor
     high: Tensor
     rows: int = 0
     sample: Tensor = field(default_factory=lambda: torch.empty(0))
-    input_group: int = -1
 
     @classmethod
     def empty(cls, features: int) -> ChannelStats:
@@ -75,7 +73,10 @@ class ChannelStats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was seen: statistics of each linear that ran, by qualified name, and the linears that never ran."""
+    """What was seen: statistics of each linear that ran, by qualified name, and the linears that never ran.
+
+    Linears that read the same tensor one after another (query, key and value, for one) have the same statistics object.
+    """
 
     stats: dict[str, ChannelStats]
     never_ran: tuple[str, ...]
@@ -136,9 +137,8 @@ class _Observer:
     def __init__(self, linears: Mapping[str, nn.Linear]) -> None:
         self.stats = {name: ChannelStats.empty(linear.in_features) for name, linear in linears.items()}
         self._linears = linears
-        self._numbers = {name: number for number, name in enumerate(linears)}
         self._mask: Tensor | None = None
-        self._last: tuple[Tensor | None, int] = (None, -1)
+        self._last: tuple[Tensor | None, str] = (None, "")
         self._generator = torch.Generator().manual_seed(0)
 
     @contextmanager
@@ -152,11 +152,11 @@ class _Observer:
         finally:
             for handle in handles:
                 handle.remove()
-            self._last = (None, -1)
+            self._last = (None, "")
 
     def start_batch(self, mask: Tensor | None) -> None:
         self._mask = None if mask is None or mask.ndim != 2 else mask.bool()
-        self._last = (None, -1)
+        self._last = (None, "")
 
     def _hook(self, name: str) -> Callable[..., None]:
         def observe(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
@@ -166,6 +166,7 @@ class _Observer:
         return observe
 
     def _observe(self, name: str, x: Tensor) -> None:
+        """Take in what ``name`` reads; a tensor that another linear just read is not gathered twice."""
         rows = self._real_rows(x)
         if not rows.shape[0]:
             return
@@ -174,17 +175,12 @@ class _Observer:
             raise CalibrationError(
                 f"module {name!r} read {kind} in a real (unpadded) token; check the model and its calibration inputs"
             )
-        stats = self.stats[name]
-        stats.update(rows, self._generator)
-        stats.input_group = self._group_of(name, x)
-
-    def _group_of(self, name: str, x: Tensor) -> int:
-        """Linears that were handed the same tensor object one after another share the number of the first."""
-        tensor, group = self._last
-        if tensor is not x:
-            group = self._numbers[name]
-            self._last = (x, group)
-        return group
+        tensor, leader = self._last
+        if tensor is x:
+            self.stats[name] = self.stats[leader]
+            return
+        self._last = (x, name)
+        self.stats[name].update(rows, self._generator)
 
     def _real_rows(self, x: Tensor) -> Tensor:
         flat = x.detach().reshape(-1, x.shape[-1])

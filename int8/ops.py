@@ -19,6 +19,9 @@ ACT_LEVELS = 127
 #: Added to signed levels where kernels multiply unsigned by signed (no AMX); see :func:`shifted_to_unsigned`.
 UNSIGNED_SHIFT = 128
 
+#: Steps between the smallest and the largest affine level of an activation, -128 and 127.
+AFFINE_STEPS = 255
+
 #: Bound on the magnitude of a zero point: the paper's 16-bit integer, and FP32 still resolves the levels around it.
 MAX_ZERO_POINT = 2**15 - 1
 
@@ -27,7 +30,8 @@ MIN_ABSMAX = 1e-30
 
 _SCHEMA = (
     "linear(Tensor x, Tensor qweight, Tensor weight_scale, Tensor? bias, Tensor? act_multiplier, Tensor? act_scale, "
-    "ScalarType out_dtype, bool act_per_tensor=False) -> Tensor"
+    "ScalarType out_dtype, bool act_per_tensor=False, Tensor? act_shift=None, Tensor? act_zero_point=None, "
+    "bool act_affine=False) -> Tensor"
 )
 _ZEROPOINT_SCHEMA = (
     "linear_zeropoint(Tensor x, Tensor qweight, Tensor weight_scale, Tensor weight_zero_point, Tensor? bias, "
@@ -82,6 +86,43 @@ def quantize_activation(
     return _levels(value * (ACT_LEVELS / absmax)), absmax / ACT_LEVELS
 
 
+def quantize_affine_activation(
+    x: Tensor, multiplier: Tensor | None, shift: Tensor | None, scale: Tensor | None, zero_point: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Affine INT8 levels of an activation: ``(x - shift) * multiplier ~ (level - zero_point) * scale``.
+
+    Twice as fine as symmetric levels where values lie on one side of zero, as a GELU's do.
+
+    Args:
+        x: (..., K), any float dtype; computed in FP32.
+        multiplier: (K,), the reciprocal of the smoothing factor, or None.
+        shift: (K,), subtracted first; its effect on the product belongs into the bias (Outlier Suppression+,
+            arXiv 2304.09145, section 4.1). None for none.
+        scale, zero_point: (), as calibrated (static), whole number in [-128, 127]; both None computes one pair a token
+            so that its range, widened to hold zero, becomes [-128, 127].
+
+    Returns:
+        Levels (..., K) as int8, scale and zero point as FP32: () if static, else (..., 1).
+    """
+    value = x.float() if shift is None else x.float() - shift
+    if scale is not None and zero_point is not None:
+        inverse = scale.reciprocal() if multiplier is None else multiplier / scale
+        zero_point = zero_point.float()
+        return _affine_levels(value * inverse, zero_point), scale, zero_point
+    if multiplier is not None:
+        value = value * multiplier
+    low = value.amin(dim=-1, keepdim=True).clamp(max=0.0)
+    spread = (value.amax(dim=-1, keepdim=True).clamp(min=0.0) - low).clamp(min=MIN_ABSMAX)
+    inverse = AFFINE_STEPS / spread
+    zero_point = torch.round(-low * inverse) - UNSIGNED_SHIFT
+    return _affine_levels(value * inverse, zero_point), spread / AFFINE_STEPS, zero_point
+
+
+def _affine_levels(value: Tensor, zero_point: Tensor) -> Tensor:
+    """Nearest level of the full range around ``zero_point``, ties to even."""
+    return (torch.round(value) + zero_point).clamp(-UNSIGNED_SHIFT, AFFINE_STEPS - UNSIGNED_SHIFT).to(torch.int8)
+
+
 def _levels(value: Tensor) -> Tensor:
     """Nearest level, ties to even, clipped to the symmetric range."""
     return torch.round(value).clamp(-ACT_LEVELS, ACT_LEVELS).to(torch.int8)
@@ -109,8 +150,13 @@ def linear_reference(
     act_scale: Tensor | None,
     out_dtype: torch.dtype,
     act_per_tensor: bool = False,
+    act_shift: Tensor | None = None,
+    act_zero_point: Tensor | None = None,
+    act_affine: bool = False,
 ) -> Tensor:
     """``y = (Xq Wq^T) * x_scale * w_scale + b`` (SmoothQuant, section 4; arXiv 2211.10438).
+
+    With affine activations ``y = (Xq Wq^T - zx * sum_k Wq) * x_scale * w_scale + b``, the bracket exact.
 
     Args:
         x: (..., K) activations.
@@ -120,13 +166,20 @@ def linear_reference(
         act_multiplier: (K,) FP32, reciprocal of the smoothing factor, or None.
         act_scale: () FP32 for a static recipe, None for one that is computed here.
         act_per_tensor: compute one scale for all of ``x`` instead of one a token.
+        act_shift, act_zero_point: (K,) and (), see :func:`quantize_affine_activation`; for affine activations.
+        act_affine: activations have zero points, calibrated ones or one a token.
         out_dtype: dtype of the result; scaling happens in FP32 and is cast last.
 
     Returns:
         (..., N) of ``out_dtype``.
     """
-    levels, scale = quantize_activation(x, act_multiplier, act_scale, act_per_tensor)
-    result = integer_product(levels, qweight).float() * scale * weight_scale
+    if act_affine:
+        levels, scale, zero = quantize_affine_activation(x, act_multiplier, act_shift, act_scale, act_zero_point)
+        product = integer_product(levels, qweight) - zero.double() * qweight.double().sum(dim=1)
+    else:
+        levels, scale = quantize_activation(x, act_multiplier, act_scale, act_per_tensor)
+        product = integer_product(levels, qweight)
+    result = product.float() * scale * weight_scale
     if bias is not None:
         result = result + bias.float()
     return result.to(out_dtype)
@@ -144,6 +197,9 @@ def _linear_fake(
     act_scale: Tensor | None,
     out_dtype: torch.dtype,
     act_per_tensor: bool = False,
+    act_shift: Tensor | None = None,
+    act_zero_point: Tensor | None = None,
+    act_affine: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=out_dtype)
 

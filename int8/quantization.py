@@ -19,8 +19,8 @@ from int8 import schemes
 from int8.calibrate import Batch, Calibration, ChannelStats, collect
 from int8.errors import CalibrationError, QuantizationError
 from int8.recipe import Recipe
-from int8.smooth import column_absmax, smoothing_factor
-from int8.tensor import Int8Weight
+from int8.smooth import ActivationPlan, plan, search
+from int8.tensor import Int8Weight, WeightBits
 
 #: Decides by qualified name and module whether a linear is quantized.
 LinearFilter = Callable[[str, nn.Linear], bool]
@@ -90,13 +90,13 @@ def quantize(
     linears = find_linears(model, accept)
     target = isa_module.resolve(isa) if isa else isa_module.effective()
     seen = _calibrate(model, linears, chosen, calibration, progress)
-    plans = plan_activations(linears, chosen, seen)
+    plans = plan_activations(linears, chosen, seen, chosen.resolve_weight_bits(target))
     quantized = _copy_without_weights(model, [linears[name] for name in plans])
     modules = dict(quantized.named_modules())
-    for name, plan in plans.items():
+    for name, activation in plans.items():
         stats = None if seen is None else seen.stats[name]
-        weight = _quantize_one(name, linears[name].weight, plan, chosen, target, stats)
-        set_weight(cast(nn.Linear, modules[name]), weight)
+        weight = _quantize_one(name, linears[name].weight, activation, chosen, target, stats)
+        set_weight(cast(nn.Linear, modules[name]), weight, _shifted_bias(linears[name], activation))
     quantized.int8_recipe = chosen  # type: ignore[assignment]
     return quantized
 
@@ -116,49 +116,37 @@ def quantized_modules(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-@dataclass(frozen=True)
-class ActivationPlan:
-    """How one linear's input is quantized. ``factor``: (K,) or None; ``scale``: () for static, None for dynamic."""
-
-    factor: Tensor | None
-    scale: Tensor | None
-
-
 def plan_activations(
-    linears: Mapping[str, nn.Linear], recipe: Recipe, calibration: Calibration | None
+    linears: Mapping[str, nn.Linear], recipe: Recipe, calibration: Calibration | None, bits: WeightBits
 ) -> dict[str, ActivationPlan]:
-    """The activation plan of each linear that can be quantized.
+    """The activation plan of each linear that can be quantized: those that calibration reached, all without one.
 
-    Linears that read the same tensor share one factor, from the largest weight of them all, so that their input is
-    quantized once. The scale of a smoothed activation follows from the channels' extremes: max_j(max|X_j| / s_j) / 127.
+    Linears that read the same tensor share one plan, so that their input is quantized once.
     """
     if calibration is None:
-        return {name: ActivationPlan(None, None) for name in linears}
+        return dict.fromkeys(linears, ActivationPlan())
     plans: dict[str, ActivationPlan] = {}
     for names in _input_groups(calibration).values():
-        stats = calibration.stats[names[0]]
-        factor = _group_factor([linears[name].weight for name in names], stats, recipe)
-        plan = ActivationPlan(factor, _static_scale(stats, factor) if recipe.activation == "static" else None)
-        plans.update(dict.fromkeys(names, plan))
+        chosen = _plan_group([linears[name] for name in names], calibration.stats[names[0]], recipe, bits)
+        plans.update(dict.fromkeys(names, chosen))
     return {name: plans[name] for name in linears if name in plans}
 
 
 def _input_groups(calibration: Calibration) -> dict[int, list[str]]:
+    """Names of the linears that share an input, and so their statistics object."""
     groups: dict[int, list[str]] = {}
     for name, stats in calibration.stats.items():
-        groups.setdefault(stats.input_group, []).append(name)
+        groups.setdefault(id(stats), []).append(name)
     return groups
 
 
-def _group_factor(weights: Sequence[Tensor], stats: ChannelStats, recipe: Recipe) -> Tensor | None:
-    if not recipe.smoothing or recipe.alpha is None:
-        return None
-    return smoothing_factor(stats.absmax, column_absmax(weights), recipe.alpha)
-
-
-def _static_scale(stats: ChannelStats, factor: Tensor | None) -> Tensor:
-    smoothed = stats.absmax if factor is None else stats.absmax / factor
-    return (smoothed.amax() / 127).clamp(min=1e-30)
+def _plan_group(group: Sequence[nn.Linear], stats: ChannelStats, recipe: Recipe, bits: WeightBits) -> ActivationPlan:
+    weights = [linear.weight for linear in group]
+    static = recipe.activation == "static"
+    if recipe.search:
+        may_shift = all(linear.bias is not None for linear in group)
+        return search(stats, weights, static=static, bits=bits, may_shift=may_shift)
+    return plan(stats, weights, static=static, alpha=recipe.alpha, affine=False, shift=False)
 
 
 def _calibrate(
@@ -179,7 +167,7 @@ def _calibrate(
 
 
 def _quantize_one(
-    name: str, weight: Tensor, plan: ActivationPlan, recipe: Recipe, isa: str, stats: ChannelStats | None
+    name: str, weight: Tensor, activation: ActivationPlan, recipe: Recipe, isa: str, stats: ChannelStats | None
 ) -> Int8Weight:
     bits = recipe.resolve_weight_bits(isa)
     try:
@@ -187,10 +175,25 @@ def _quantize_one(
             act_absmax = None if stats is None else stats.absmax
             return schemes.build_weight(weight, recipe, bits, isa=isa, act_absmax=act_absmax)
         return Int8Weight.from_float(
-            weight, bits=bits, smoothing_factor=plan.factor, act_scale=plan.scale, dynamic=plan.scale is None
+            weight,
+            bits=bits,
+            smoothing_factor=activation.factor,
+            act_scale=activation.scale,
+            dynamic=activation.scale is None,
+            act_affine=activation.affine,
+            act_shift=activation.shift,
+            act_zero_point=activation.zero_point,
         )
     except QuantizationError as error:
         raise QuantizationError(f"module {name!r}: {error}") from error
+
+
+def _shifted_bias(linear: nn.Linear, activation: ActivationPlan) -> Tensor | None:
+    """``b + W z``: what a shift z of the input takes from the product, given back (exact in real numbers)."""
+    if activation.shift is None:
+        return None
+    shifted = linear.bias.detach().double() + linear.weight.detach().double() @ activation.shift.double()
+    return shifted.to(linear.bias.dtype)
 
 
 def _copy_without_weights(model: nn.Module, linears: list[nn.Linear]) -> nn.Module:
@@ -207,9 +210,11 @@ class QuantizedLinear(nn.Linear):
         return f"{self.in_features}, {self.out_features}, int8 {weight.describe()}"
 
 
-def set_weight(module: nn.Linear, weight: Int8Weight) -> None:
-    """Give ``module`` a quantized weight, in place."""
+def set_weight(module: nn.Linear, weight: Int8Weight, bias: Tensor | None = None) -> None:
+    """Give ``module`` a quantized weight, in place, and the bias that goes with it; None keeps the one it has."""
     module.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=False)
     module.__class__ = QuantizedLinear
 
 
@@ -223,7 +228,7 @@ class SmoothQuant(AOBaseConfig):  # type: ignore[misc]
     config carries the finished plan of the whole model, made by :meth:`prepared`.
     """
 
-    weights: dict[int, Int8Weight] = field(default_factory=dict)
+    weights: dict[int, tuple[Int8Weight, Tensor | None]] = field(default_factory=dict)
 
     @classmethod
     def prepared(
@@ -240,7 +245,7 @@ class SmoothQuant(AOBaseConfig):  # type: ignore[misc]
         originals = find_linears(model, accept)
         return cls(
             {
-                id(linear): quantized[name].weight
+                id(linear): (quantized[name].weight, quantized[name].bias)
                 for name, linear in originals.items()
                 if isinstance(quantized[name].weight, Int8Weight)
             }
@@ -249,9 +254,8 @@ class SmoothQuant(AOBaseConfig):  # type: ignore[misc]
 
 @register_quantize_module_handler(SmoothQuant)  # type: ignore[untyped-decorator]
 def _smooth_quant_handler(module: nn.Module, config: SmoothQuant) -> nn.Module:
-    weight = config.weights.get(id(module))
-    if weight is not None:
-        set_weight(cast(nn.Linear, module), weight)
+    if id(module) in config.weights:
+        set_weight(cast(nn.Linear, module), *config.weights[id(module)])
     return module
 
 

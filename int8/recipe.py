@@ -32,7 +32,10 @@ class Recipe:
         activation: ``float`` (nothing is quantized), ``static`` (one scale a tensor, found by calibration) or
             ``dynamic`` (one scale a token, computed at run time).
         smoothing: whether SmoothQuant's factor moves outliers from activations to weights (arXiv 2211.10438).
-        alpha: migration strength of the smoothing, 0 to 1; None where there is no smoothing.
+        alpha: migration strength of the smoothing, 0 to 1, the same for all linears; None where there is no smoothing,
+            or where it is searched.
+        search: strength, channel shift and zero point are chosen for each input by the error of the linears that read
+            it, on calibration tokens (see :mod:`int8.smooth`).
         compute_dtype: dtype of everything that is not an INT8 linear. ``auto`` follows the ISA: BF16 where the ISA
             multiplies it natively, FP32 where it would be emulated.
         weight_bits: 8, 7, or None for what the ISA needs: kernels without VNNI add pairs of products in 16 bit and
@@ -53,6 +56,7 @@ class Recipe:
     activation: Activation
     smoothing: bool = False
     alpha: float | None = None
+    search: bool = False
     compute_dtype: ComputeDtype = "auto"
     weight_bits: Literal[7, 8] | None = None
     act_granularity: ActGranularity = "token"
@@ -65,8 +69,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.smoothing and self.activation == "float":
             raise RecipeError(f"recipe {self.name!r}: smoothing needs a quantized activation (static or dynamic)")
-        if self.smoothing != (self.alpha is not None):
-            raise RecipeError(f"recipe {self.name!r}: alpha is set exactly when smoothing is on")
+        if self.search and not self.smoothing:
+            raise RecipeError(f"recipe {self.name!r}: search chooses how to smooth; turn smoothing on")
+        if (self.smoothing and not self.search) != (self.alpha is not None):
+            raise RecipeError(f"recipe {self.name!r}: alpha is set exactly when smoothing is on and not searched")
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise RecipeError(f"recipe {self.name!r}: alpha is {self.alpha}, but must lie between 0 and 1")
         self._check_scheme()
@@ -118,8 +124,8 @@ class Recipe:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
-# The alphas are those with the fewest flips and the best SQNR on real MiniLM weights (reviews, 8- and 7-bit weights):
-# static 0.75-0.9 gave 20.2, 21.9, 22.9, 23.1 dB, dynamic 0.5, 0.7, 0.8 gave 24.9, 26.6, 25.7 dB.
+# SmoothQuant searches. With one alpha for all linears, real MiniLM weights (reviews, 8 bits) gave: static 0.75 to 0.9
+# 20.2, 21.9, 22.9, 23.1 dB, dynamic 0.5, 0.7, 0.8 24.9, 26.6, 25.7 dB; searched, with zero points, 24.4 and 28.4 dB.
 _NAMED = {
     recipe.name: recipe
     for recipe in (
@@ -127,8 +133,8 @@ _NAMED = {
         Recipe("bf16", "float", compute_dtype="bf16"),
         Recipe("static", "static"),
         Recipe("dynamic", "dynamic"),
-        Recipe("sq-static", "static", smoothing=True, alpha=0.9),
-        Recipe("sq-dynamic", "dynamic", smoothing=True, alpha=0.7),
+        Recipe("sq-static", "static", smoothing=True, search=True),
+        Recipe("sq-dynamic", "dynamic", smoothing=True, search=True),
         Recipe("absmax", "dynamic", act_granularity="tensor", weight_granularity="tensor"),
         Recipe("zeropoint", "dynamic", act_granularity="tensor", weight_granularity="tensor", asymmetric=True),
         Recipe("rowwise", "dynamic", weight_granularity="tensor"),

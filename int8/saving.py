@@ -2,7 +2,8 @@
 
 The files are ISA-neutral and readable without this library: ``model.safetensors`` holds the tensors as torchao
 flattens its own ``Int8Tensor``, ``int8.json`` says what they were built for. What that class cannot express, the
-outlier parts of a decomposed weight, are plain tensors beside it that ``int8.json`` lists. (torchao reads the zero
+outlier parts of a decomposed weight and the shift of an activation, are plain tensors beside it that ``int8.json``
+lists. (torchao reads the zero
 points of recipe ``zeropoint`` and dequantizes with them, but its own linear leaves the weight's out.)
 """
 
@@ -35,6 +36,7 @@ WEIGHTS_FILE = "model.safetensors"
 MANIFEST_FILE = "int8.json"
 
 _OUTLIER_PARTS = ("outlier_weight", "outlier_index")
+_SHIFT = "act_shift"
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
@@ -51,7 +53,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     target = Path(folder)
     tensors, aliases = _unique_tensors(model)
     manifest = _manifest(model, list(quantized), aliases)
-    parts, manifest["decomposed"] = _outlier_parts(model, set(tensors))
+    parts, manifest["beside"] = _parts_beside(model, set(tensors))
     data, metadata = flatten_tensor_state_dict({**tensors, **parts})
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,7 @@ def load(folder: str | os.PathLike[str], into: nn.Module, *, isa: str | None = N
     source = Path(folder)
     manifest = _read_manifest(source)
     _check_range(manifest, isa_module.resolve(isa) if isa else isa_module.effective(), source)
-    tensors = _with_outliers(_read_tensors(source), manifest.get("decomposed", {}), source)
+    tensors = _with_parts(_read_tensors(source), manifest.get("beside", {}), source)
     tensors.update({alias: tensors[name] for alias, name in manifest["aliases"].items()})
     model = copy.deepcopy(into)
     _check_names(model, tensors, source)
@@ -127,30 +129,37 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
     return tensors, aliases
 
 
-def _outlier_parts(model: nn.Module, kept: set[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Tensors of decomposed weights that torchao's class has no field for, by weight, and what the manifest says."""
+def _parts_beside(model: nn.Module, kept: set[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Tensors of weights that torchao's class has no field for, and what the manifest says of them, by weight."""
     tensors: dict[str, Tensor] = {}
     described: dict[str, dict[str, Any]] = {}
     for name, module in quantized_modules(model).items():
-        weight, key = module.weight, f"{name}.weight"
-        if not isinstance(weight, DecomposedWeight) or key not in kept:
-            continue
-        parts = {part: getattr(weight, part) for part in _OUTLIER_PARTS}
+        weight, key = cast(Int8Weight, module.weight), f"{name}.weight"
+        decomposed = isinstance(weight, DecomposedWeight)
+        parts = {part: getattr(weight, part) for part in (_OUTLIER_PARTS if decomposed else (_SHIFT,))}
         found = {f"{key}_{part}": tensor.detach() for part, tensor in parts.items() if tensor is not None}
+        if key not in kept or not (found or decomposed):
+            continue
         tensors |= found
-        described[key] = {"threshold": weight.outlier_threshold, "tensors": sorted(found)}
+        described[key] = {"tensors": sorted(found)}
+        if isinstance(weight, DecomposedWeight):
+            described[key]["threshold"] = weight.outlier_threshold
     return tensors, described
 
 
-def _with_outliers(tensors: dict[str, Tensor], described: dict[str, Any], source: Path) -> dict[str, Tensor]:
-    """``tensors`` with the outlier parts put back into the weights they belong to."""
+def _with_parts(tensors: dict[str, Tensor], described: dict[str, Any], source: Path) -> dict[str, Tensor]:
+    """``tensors`` with the parts beside put back into the weights they belong to."""
     result = dict(tensors)
     for key, said in described.items():
         lacking = [name for name in (key, *said["tensors"]) if name not in result]
         if lacking:
             raise ArtifactError(f"{source / WEIGHTS_FILE} lacks {lacking[0]!r}; save the model again")
-        parts = {part: result.pop(f"{key}_{part}", None) for part in _OUTLIER_PARTS}
-        result[key] = DecomposedWeight.decomposed(cast(Any, result[key]), float(said["threshold"]), **parts)
+        weight = cast(Any, result[key])
+        if "threshold" in said:
+            parts = {part: result.pop(f"{key}_{part}", None) for part in _OUTLIER_PARTS}
+            result[key] = DecomposedWeight.decomposed(weight, float(said["threshold"]), **parts)
+        else:
+            result[key] = Int8Weight.from_torchao(weight).shifted(result.pop(f"{key}_{_SHIFT}"))
     return result
 
 

@@ -1,11 +1,22 @@
-"""Smoothing factors: moving outliers from activations to weights (SmoothQuant, arXiv 2211.10438, section 4)."""
+"""Smoothing: moving outliers from activations to weights (SmoothQuant, arXiv 2211.10438, section 4), and choosing how.
+
+The factor's strength, a shift of the channels and a zero point are chosen for each input by the error of the linears
+that read it, on a sample of calibration tokens. All three are exact in real numbers and none is a pass of its own at
+run time: factor and shift are part of the quantization, the shift's effect on the product goes into the bias.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from int8 import ops
+from int8.calibrate import ChannelStats
+from int8.tensor import WeightBits, quantize_weight
 
 #: A factor leaves [1/BOUND, BOUND] only for a channel that is all but dead; bounded, its weights keep their scale.
 FACTOR_BOUND = 1e4
@@ -33,3 +44,127 @@ def smoothing_factor(act_absmax: Tensor, weight_absmax: Tensor, alpha: float) ->
 def column_absmax(weights: Sequence[Tensor]) -> Tensor:
     """(K,) largest magnitude of each input column over ``weights``, each (N_i, K)."""
     return torch.stack([weight.detach().float().abs().amax(dim=0) for weight in weights]).amax(dim=0)
+
+
+#: Strengths that the search tries, from the paper's default to all but everything.
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class ActivationPlan:
+    """How the input of one linear (or of several that read the same tensor) is quantized.
+
+    Attributes:
+        factor: (K,) smoothing factor, or None.
+        scale: () calibrated scale; None where it is computed a token.
+        affine: True if levels have a zero point.
+        zero_point: () calibrated, whole number in [-128, 127]; None unless static and affine.
+        shift: (K,) subtracted first, or None; only where affine.
+        alpha: strength of the factor, for reports.
+        error: what the search measured, summed over output channels: squared error over the channel's variance.
+    """
+
+    factor: Tensor | None = None
+    scale: Tensor | None = None
+    affine: bool = False
+    zero_point: Tensor | None = None
+    shift: Tensor | None = None
+    alpha: float | None = None
+    error: float | None = None
+
+
+def plan(
+    stats: ChannelStats, weights: Sequence[Tensor], *, static: bool, alpha: float | None, affine: bool, shift: bool
+) -> ActivationPlan:
+    """The plan that these choices give, its scale and zero point from the extremes of the channels.
+
+    Args:
+        stats: of the input.
+        weights: (N_i, K) of all linears that read it.
+        static: one calibrated scale, or one a token at run time.
+        alpha: strength of the smoothing factor; None for no factor.
+        affine: give the levels a zero point.
+        shift: subtract each channel's mean; needs ``affine``.
+    """
+    offset = stats.sample.mean(dim=0) if shift else None
+    low, high = (stats.low, stats.high) if offset is None else (stats.low - offset, stats.high - offset)
+    factor = None
+    if alpha is not None:
+        factor = smoothing_factor(torch.maximum(low.abs(), high.abs()), column_absmax(weights), alpha)
+        low, high = low / factor, high / factor
+    if not static:
+        return ActivationPlan(factor, affine=affine, shift=offset, alpha=alpha)
+    if not affine:
+        scale = torch.maximum(low.abs(), high.abs()).amax().clamp(min=ops.MIN_ABSMAX) / ops.ACT_LEVELS
+        return ActivationPlan(factor, scale, alpha=alpha)
+    bottom, top = low.amin().clamp(max=0.0), high.amax().clamp(min=0.0)
+    scale = (top - bottom).clamp(min=ops.MIN_ABSMAX) / ops.AFFINE_STEPS
+    zero_point = torch.round(-bottom / scale) - ops.UNSIGNED_SHIFT
+    return ActivationPlan(factor, scale, True, zero_point, offset, alpha)
+
+
+def search(
+    stats: ChannelStats, weights: Sequence[Tensor], *, static: bool, bits: WeightBits, may_shift: bool
+) -> ActivationPlan:
+    """The plan with the smallest error of the linears that read an input, measured on the sample of its tokens.
+
+    First the strength, with symmetric and affine levels; then, at that strength and its neighbours, the shift. The
+    error of an output channel is divided by the channel's variance: channels differ by orders of magnitude where a
+    factor was moved from a value projection to the next linear, and what counts is how much of each signal is lost.
+
+    Args:
+        stats, weights, static: as :func:`plan`.
+        bits: of the weights.
+        may_shift: False where a linear has no bias that could take the shift's effect.
+    """
+    judge = _Judge(stats.sample, weights, bits)
+    tried = [judge.measured(p) for p in _plans(stats, weights, static, ALPHAS, shift=False)]
+    best = min(tried, key=_error)
+    if may_shift and best.alpha is not None:
+        near = sorted(ALPHAS, key=lambda alpha: abs(alpha - (best.alpha or 0.0)))[:3]
+        tried += [judge.measured(p) for p in _plans(stats, weights, static, near, shift=True)]
+    return min(tried, key=_error)
+
+
+def _plans(
+    stats: ChannelStats, weights: Sequence[Tensor], static: bool, alphas: Sequence[float], *, shift: bool
+) -> Iterator[ActivationPlan]:
+    for alpha in alphas:
+        for affine in (True,) if shift else (False, True):
+            yield plan(stats, weights, static=static, alpha=alpha, affine=affine, shift=shift)
+
+
+def _error(candidate: ActivationPlan) -> float:
+    return candidate.error if candidate.error is not None else float("inf")
+
+
+class _Judge:
+    """Measures plans by the outputs of some linears on some tokens."""
+
+    def __init__(self, sample: Tensor, weights: Sequence[Tensor], bits: WeightBits) -> None:
+        self._sample = sample
+        self._weight = torch.cat([weight.detach().float() for weight in weights])
+        self._bits = bits
+        outputs = sample @ self._weight.t()
+        spread = outputs.var(dim=0, correction=0)
+        self._spread = spread.clamp(min=float(spread.mean()) * 1e-6 + ops.MIN_ABSMAX)
+
+    def measured(self, candidate: ActivationPlan) -> ActivationPlan:
+        """``candidate`` with its error."""
+        weight = self._weight if candidate.factor is None else self._weight * candidate.factor
+        levels, weight_scale = quantize_weight(weight, self._bits)
+        exact = self._sample if candidate.shift is None else self._sample - candidate.shift
+        exact = exact if candidate.factor is None else exact / candidate.factor
+        lost = exact @ weight.t() - dequantized(self._sample, candidate) @ (levels.float() * weight_scale[:, None]).t()
+        error = float((lost.square().mean(dim=0) / self._spread).sum())
+        return dataclasses.replace(candidate, error=error)
+
+
+def dequantized(x: Tensor, chosen: ActivationPlan) -> Tensor:
+    """What is left of ``x`` (T, K) after quantization: shifted, smoothed, (level - zero point) * scale."""
+    multiplier = None if chosen.factor is None else chosen.factor.reciprocal()
+    if not chosen.affine:
+        levels, scale = ops.quantize_activation(x, multiplier, chosen.scale)
+        return levels.float() * scale
+    levels, scale, zero = ops.quantize_affine_activation(x, multiplier, chosen.shift, chosen.scale, chosen.zero_point)
+    return (levels.float() - zero) * scale

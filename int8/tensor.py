@@ -88,8 +88,20 @@ def check_weight(weight: Tensor) -> None:
 class Int8Weight(Int8Tensor):  # type: ignore[misc]
     """An (N, K) INT8 weight with what its activation needs: smoothing multiplier and, if static, the scale.
 
-    Build it with :meth:`from_float`; the fields are those of torchao's ``Int8Tensor``.
+    Build it with :meth:`from_float`; the fields are those of torchao's ``Int8Tensor``, and one more: ``act_shift``
+    (K,), subtracted from an affine activation before it is smoothed (its effect is in the linear's bias), or None.
     """
+
+    optional_tensor_data_names = [*Int8Tensor.optional_tensor_data_names, "act_shift"]  # noqa: RUF012 - torchao's protocol
+
+    act_shift: Tensor | None
+
+    def __new__(cls, *args: Any, act_shift: Tensor | None = None, **kwargs: Any) -> Any:
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, *args: Any, act_shift: Tensor | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.act_shift = act_shift
 
     @classmethod
     def from_float(
@@ -102,6 +114,9 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
         dynamic: bool = False,
         act_per_tensor: bool = False,
         per_tensor: bool = False,
+        act_affine: bool = False,
+        act_shift: Tensor | None = None,
+        act_zero_point: Tensor | None = None,
     ) -> Int8Weight:
         """Quantize ``weight`` (N, K) after multiplying its columns by ``smoothing_factor`` (K,).
 
@@ -113,6 +128,8 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
             dynamic: compute activation scales at run time, one a token.
             act_per_tensor: if dynamic, compute one for the whole activation instead.
             per_tensor: one scale for the whole weight instead of one an output row.
+            act_affine: the activation has a zero point: ``act_zero_point`` () if static, else one a token.
+            act_shift: (K,) subtracted from an affine activation; the caller adds ``weight @ act_shift`` to the bias.
 
         Raises:
             QuantizationError: an inner size at which an INT32 accumulator could overflow, non-finite or FP16 weights,
@@ -123,6 +140,10 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
             raise QuantizationError(
                 "a static weight needs act_scale, a dynamic one computes it: give exactly one of them"
             )
+        if act_affine and (act_zero_point is None) != dynamic:
+            raise QuantizationError("an affine activation has a calibrated act_zero_point exactly if it is static")
+        if act_shift is not None and not act_affine:
+            raise QuantizationError("only affine activations are shifted; set act_affine")
         smoothed = weight.detach().float()
         if smoothing_factor is not None:
             smoothed = smoothed * smoothing_factor
@@ -135,8 +156,14 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
             weight.dtype,
             act_quant_scale=None if act_scale is None else act_scale.detach().float().reshape(1, 1),
             act_pre_scale=None if smoothing_factor is None else smoothing_factor.float().reciprocal(),
-            act_quant_kwargs=QuantizeTensorToInt8Kwargs(granularity, reduce_range=False),
+            act_quant_zero_point=None
+            if act_zero_point is None
+            else act_zero_point.detach().to(torch.int8).reshape(1, 1),
+            act_quant_kwargs=QuantizeTensorToInt8Kwargs(
+                granularity, MappingType.ASYMMETRIC if act_affine else MappingType.SYMMETRIC
+            ),
             reduce_range=bits == 7,
+            act_shift=act_shift,
         )
 
     @classmethod
@@ -172,8 +199,19 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
         return cls(*tensor_fields(weight))
 
     def to_torchao(self) -> Int8Tensor:
-        """The same weight as torchao's own class, the form in which it is saved; shares storage."""
+        """The same weight as torchao's own class, the form in which it is saved; shares storage. It has no place for
+        ``act_shift``, which is saved beside it.
+        """
         return Int8Tensor(*tensor_fields(self))
+
+    def shifted(self, act_shift: Tensor) -> Int8Weight:
+        """The same weight with a shift of its affine activation, (K,); shares storage."""
+        return Int8Weight(*tensor_fields(self), act_shift=act_shift)
+
+    @property
+    def act_affine(self) -> bool:
+        """True if the activation has a zero point and the weight has none."""
+        return _asymmetric(self) and not _both_affine(self)
 
     @property
     def dynamic(self) -> bool:
@@ -188,7 +226,7 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
     @property
     def asymmetric(self) -> bool:
         """True if weight and activation have zero points."""
-        return _asymmetric(self)
+        return _both_affine(self)
 
     @property
     def bits(self) -> WeightBits:
@@ -207,7 +245,9 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
         kind = "dynamic" if self.dynamic else "static"
         over = "one scale a tensor" if self.act_per_tensor else "one scale a token"
         rows = "a weight" if self.scale.numel() == 1 else "a row"
-        extra = ", smoothed" if self.act_pre_scale is not None else ", with zero points" if self.asymmetric else ""
+        smoothed = ", smoothed" if self.act_pre_scale is not None else ""
+        affine = ", affine" if self.act_affine else ", with zero points" if self.asymmetric else ""
+        extra = smoothed + affine + (", shifted" if self.act_shift is not None else "")
         return f"{kind}, {over}{extra}, {self.bits}-bit weights with one scale {rows}"
 
     def row_scales(self) -> Tensor:
@@ -226,8 +266,13 @@ class Int8Weight(Int8Tensor):  # type: ignore[misc]
             }
             return LinearCall(torch.ops.int8.linear_zeropoint, tensors)
         names = ("qweight", "weight_scale", "act_multiplier", "act_scale")
+        tensors = dict(zip(names, self.operands(), strict=True))
+        if self.act_affine:
+            point = self.act_quant_zero_point
+            tensors |= {"act_shift": self.act_shift, "act_zero_point": None if point is None else point.reshape(())}
+            return LinearCall(torch.ops.int8.linear, tensors, {"act_affine": True})
         constants = {"act_per_tensor": True} if self.dynamic and self.act_per_tensor else {}
-        return LinearCall(torch.ops.int8.linear, dict(zip(names, self.operands(), strict=True)), constants)
+        return LinearCall(torch.ops.int8.linear, tensors, constants)
 
 
 def tensor_fields(weight: Int8Tensor) -> tuple[Any, ...]:
@@ -236,9 +281,9 @@ def tensor_fields(weight: Int8Tensor) -> tuple[Any, ...]:
         weight.scale,
         weight.block_size,
         weight.dtype,
-        weight.zero_point if _asymmetric(weight) else None,
+        weight.zero_point if _both_affine(weight) else None,
         weight.act_quant_scale,
-        None,
+        weight.act_quant_zero_point if _asymmetric(weight) else None,
         weight.act_pre_scale,
         weight.act_quant_kwargs,
         weight.reduce_range,
@@ -249,16 +294,24 @@ def _asymmetric(weight: Int8Tensor) -> bool:
     return weight.act_quant_kwargs is not None and weight.act_quant_kwargs.mapping_type is MappingType.ASYMMETRIC
 
 
+def _both_affine(weight: Int8Tensor) -> bool:
+    """True for recipe zeropoint: one scale and one zero point on both sides, the activation's computed at run time."""
+    dynamic = weight.act_quant_scale is None and isinstance(weight.act_quant_kwargs.granularity, PerTensor)
+    return _asymmetric(weight) and dynamic and weight.zero_point is not None
+
+
 def _check_expressible(weight: Int8Tensor) -> None:
     kwargs = weight.act_quant_kwargs
     if kwargs is None:
         raise QuantizationError("weight-only INT8 tensors are not run by int8; quantize the activations too")
     if weight.qdata.ndim != 2 or weight.scale.numel() not in (1, weight.qdata.shape[0]):
         raise QuantizationError("only 2-D weights with one scale an output row, or one in all, are supported")
-    if _asymmetric(weight):
+    if _both_affine(weight):
         _check_affine(weight)
         return
-    for name in ("zero_point", "act_quant_zero_point"):
+    if _asymmetric(weight) and (weight.act_quant_scale is None) != (weight.act_quant_zero_point is None):
+        raise QuantizationError("an affine activation needs a calibrated scale and zero point, or neither")
+    for name in ("zero_point",) if _asymmetric(weight) else ("zero_point", "act_quant_zero_point"):
         point = getattr(weight, name)
         if point is not None and bool(torch.count_nonzero(point)):
             raise QuantizationError(f"symmetric activations with a {name} that is not zero are not supported")

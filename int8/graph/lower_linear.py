@@ -5,6 +5,8 @@ Matches one node a linear, and writes:
     static      quantize (one fused elementwise loop with what produced x) -> qlinear (scales, bias and cast inside)
     dynamic     smooth, row maximum, quantize -> qlinear (weight scale) -> row scale and bias, fused with what follows;
                 a scale for the whole tensor takes the maximum of all rows
+    affine      the same with zero points of the activation: a calibrated one is the kernel's own, one a token costs a
+                row minimum and one more product in the row's scaling
     zeropoint   extremes, affine quantize, sum of the levels of a row -> qlinear (bare accumulator) -> the products of
                 the zero points, scale and bias, fused with what follows
     decomposed  outlier dimensions, zeroed and then as dynamic; the floating-point product of the outlier dimensions
@@ -97,6 +99,9 @@ class _Linear:
     act_scale: Node | None
     out_dtype: torch.dtype
     act_per_tensor: bool = False
+    act_shift: Node | None = None
+    act_zero_point: Node | None = None
+    act_affine: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,23 +160,64 @@ class _Emitter:
     unsigned: bool
 
     def linear(self, linear: _Linear) -> Node:
+        if linear.act_affine:
+            return self._affine_static(linear) if linear.act_scale is not None else self._affine_dynamic(linear)
         if linear.act_scale is not None:
             return self._static(linear, linear.act_scale)
         return self._dynamic(linear)
 
     def _static(self, linear: _Linear, act_scale: Node) -> Node:
+        levels = self._levels(self._scaled(linear, act_scale))
+        return self._product(levels, linear, act_scale, linear.bias, linear.out_dtype)
+
+    def _affine_static(self, linear: _Linear) -> Node:
+        act_scale, zero_node = cast(Node, linear.act_scale), cast(Node, linear.act_zero_point)
+        zero_point = int(self._number(zero_node))
+        rounded = self.call(aten.round.default, self._scaled(linear, act_scale))
+        levels = self._full_range(self.call(aten.add.Tensor, rounded, float(zero_point)))
+        return self._product(self._to_kernel(levels), linear, act_scale, linear.bias, linear.out_dtype, zero_point)
+
+    def _affine_dynamic(self, linear: _Linear) -> Node:
+        value = self._smoothed(linear)
+        low = self.call(aten.clamp_max.default, self.call(aten.amin.default, value, [-1], True), 0.0)
+        high = self.call(aten.clamp_min.default, self.call(aten.amax.default, value, [-1], True), 0.0)
+        spread = self.call(aten.clamp_min.default, self.call(aten.sub.Tensor, high, low), ops.MIN_ABSMAX)
+        inverse = self._inverse(spread, float(ops.AFFINE_STEPS))
+        below = self.call(aten.round.default, self.call(aten.mul.Tensor, self.call(aten.neg.default, low), inverse))
+        zero_point = self.call(aten.sub.Tensor, below, float(ops.UNSIGNED_SHIFT))
+        rounded = self.call(aten.round.default, self.call(aten.mul.Tensor, value, inverse))
+        levels = self._full_range(self.call(aten.add.Tensor, rounded, zero_point))
+        product = self._product(self._to_kernel(levels), linear, None, None, torch.float32)
+        column_sum = self.call(aten.sum.dim_IntList, self._float(linear.qweight), [1])
+        column_sum = self.call(aten.mul.Tensor, column_sum, linear.weight_scale)  # a constant: freezing folds it
+        product = self.call(aten.sub.Tensor, product, self.call(aten.mul.Tensor, zero_point, column_sum))
+        row_scale = self.call(aten.mul.Tensor, spread, 1.0 / ops.AFFINE_STEPS)
+        return self._finished(self.call(aten.mul.Tensor, product, row_scale), linear)
+
+    def _scaled(self, linear: _Linear, act_scale: Node) -> Node:
+        """The input in units of the calibrated scale, not rounded."""
         inverse = self.call(aten.reciprocal.default, act_scale)
         if linear.act_multiplier is not None:
             inverse = self.call(aten.div.Tensor, linear.act_multiplier, act_scale)
-        levels = self._levels(self.call(aten.mul.Tensor, self._float(linear.x), inverse))
-        return self._product(levels, linear, act_scale, linear.bias, linear.out_dtype)
+        return self.call(aten.mul.Tensor, self._shifted(linear), inverse)
+
+    def _smoothed(self, linear: _Linear) -> Node:
+        value = self._shifted(linear)
+        if linear.act_multiplier is None:
+            return value
+        return self.call(aten.mul.Tensor, value, linear.act_multiplier)
+
+    def _shifted(self, linear: _Linear) -> Node:
+        value = self._float(linear.x)
+        return value if linear.act_shift is None else self.call(aten.sub.Tensor, value, linear.act_shift)
+
+    def _full_range(self, levels: Node) -> Node:
+        above = self.call(aten.clamp_min.default, levels, float(-ops.UNSIGNED_SHIFT))
+        return self.call(aten.clamp_max.default, above, float(ops.AFFINE_STEPS - ops.UNSIGNED_SHIFT))
 
     def _dynamic(self, linear: _Linear) -> Node:
-        value = self._float(linear.x)
-        if linear.act_multiplier is not None:
-            value = self.call(aten.mul.Tensor, value, linear.act_multiplier)
-        result = self._scaled_by_row(value, linear, _every_dim(linear.x) if linear.act_per_tensor else [-1])
-        return self._finished(result, linear)
+        dims = _every_dim(linear.x) if linear.act_per_tensor else [-1]
+        return self._finished(self._scaled_by_row(self._smoothed(linear), linear, dims), linear)
 
     def _scaled_by_row(self, value: Node, linear: _Linear | _Decomposed, dims: list[int]) -> Node:
         """The FP32 product of ``value``, quantized with the maximum over ``dims``, without bias."""
@@ -282,7 +328,13 @@ class _Emitter:
         return self.call(prims.convert_element_type.default, shifted, torch.uint8)
 
     def _product(
-        self, levels: Node, linear: _AnyLinear, act_scale: Node | None, bias: Node | None, out_dtype: torch.dtype
+        self,
+        levels: Node,
+        linear: _AnyLinear,
+        act_scale: Node | None,
+        bias: Node | None,
+        out_dtype: torch.dtype,
+        zero_point: int = 0,
     ) -> Node:
         packed = self.call(torch.ops.onednn.qlinear_prepack.default, linear.qweight, _static_shape(linear.x))
         scale = 1.0 if act_scale is None else self._number(act_scale)
@@ -291,7 +343,7 @@ class _Emitter:
             torch.ops.onednn.qlinear_pointwise.default,
             levels,
             scale,
-            ops.UNSIGNED_SHIFT if self.unsigned else 0,
+            zero_point + (ops.UNSIGNED_SHIFT if self.unsigned else 0),
             packed,
             weight_scale,
             None,

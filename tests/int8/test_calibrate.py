@@ -95,7 +95,7 @@ def test_hooks_are_gone_afterwards(encoder: Encoder) -> None:
     assert not any(module._forward_pre_hooks for module in encoder.modules())
 
 
-def test_linears_with_one_input_share_a_group() -> None:
+def test_linears_with_one_input_share_their_statistics() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -106,8 +106,9 @@ def test_linears_with_one_input_share_a_group() -> None:
             return out(query(x) + key(x) + value(x))
 
     model = Attention().eval()
-    groups = {n: s.input_group for n, s in collect(model, linears_of(model), [{"x": torch.ones(2, 4)}]).stats.items()}
-    assert groups["layers.0"] == groups["layers.1"] == groups["layers.2"] != groups["layers.3"]
+    seen = collect(model, linears_of(model), [{"x": torch.ones(2, 4)}, {"x": torch.ones(3, 4)}]).stats
+    assert seen["layers.0"] is seen["layers.1"] is seen["layers.2"] is not seen["layers.3"]
+    assert seen["layers.0"].rows == 5
 
 
 def test_sample_is_bounded_and_uniform() -> None:

@@ -30,6 +30,23 @@ def test_compiled_equals_the_reference(calibration: Batches, recipe: str, bias: 
     assert len(compiled.reports) == 2
 
 
+@pytest.mark.parametrize("recipe", ["sq-static", "sq-dynamic"])
+def test_affine_and_shifted_activations_compile(calibration: Batches, recipe: str) -> None:
+    """A planted offset makes the search shift, GELU outputs make it use zero points."""
+    torch.manual_seed(2)
+    model = Encoder(width=32, inner=40).eval()
+    with torch.no_grad():
+        model.layers[0].norm.bias[4] = 30
+    quantized = int8.quantize(model, recipe, calibration)
+    weights = [module.weight for module in int8.quantized_modules(quantized).values()]
+    assert any(weight.act_shift is not None for weight in weights)
+    assert any(weight.act_affine for weight in weights)
+    compiled = int8.compile(quantized, dynamic=False)
+    batch = make_batch(3, 5, seed=5)
+    assert sqnr_db(quantized(**batch), compiled(**batch)) > 60
+    assert compiled.fused_linears == 4
+
+
 def test_extreme_levels_do_not_saturate() -> None:
     """All weights and activations at the ends of their ranges: where pairs of products overflow 16 bit if they can."""
     model = nn.Sequential(nn.Linear(64, 16)).eval()

@@ -113,3 +113,52 @@ def test_fake_output_matches_the_real_one() -> None:
         (torch.randn(2, 4, 8), qweight, scale, None, multiplier, act_scale, torch.float32),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+def test_affine_levels_use_the_whole_range() -> None:
+    x = torch.tensor([[-1.0, 0.0, 4.0], [0.0, 0.5, 1.0], [-3.0, -2.0, -1.0]])
+    levels, scale, zero = ops.quantize_affine_activation(x, None, None, None, None)
+    assert (levels.amin().item(), levels.amax().item()) == (-128, 127)
+    assert levels[1].tolist() == [-128, 0, 127]
+    assert torch.allclose((levels.float() - zero) * scale, x, atol=float(scale.max()))
+    assert zero[0] == levels[0, 1], "zero is a level"
+
+
+def test_affine_static_levels_clip_and_round_to_even() -> None:
+    x = torch.tensor([[-200.0, -0.5, 0.0, 0.5, 1.5, 600.0]])
+    levels, _, zero = ops.quantize_affine_activation(x, None, None, torch.tensor(2.0), torch.tensor(-100))
+    assert levels.tolist() == [[-128, -100, -100, -100, -99, 127]]
+    assert zero == -100
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_affine_products_equal_the_dequantized_ones(static: bool) -> None:
+    torch.manual_seed(0)
+    x, weight, shift = torch.randn(6, 40) + 3, torch.randn(7, 40), torch.randn(40)
+    calibrated = {"act_scale": torch.tensor(0.05), "act_zero_point": torch.tensor(-70)} if static else {}
+    quantized = Int8Weight.from_float(
+        weight,
+        bits=8,
+        smoothing_factor=torch.rand(40) + 0.5,
+        dynamic=not static,
+        act_affine=True,
+        act_shift=shift,
+        **calibrated,
+    )
+    levels, scale, zero = ops.quantize_affine_activation(
+        x, quantized.act_pre_scale, shift, calibrated.get("act_scale"), calibrated.get("act_zero_point")
+    )
+    expected = ((levels.double() - zero.double()) * scale.double()) @ quantized.dequantize().double().t()
+    assert torch.allclose(torch.nn.functional.linear(x, quantized).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_zero_token_stays_finite_with_affine_levels() -> None:
+    weight = Int8Weight.from_float(torch.randn(3, 8), bits=8, dynamic=True, act_affine=True)
+    assert torch.nn.functional.linear(torch.zeros(2, 8), weight).abs().max() == 0
+
+
+def test_affine_weights_say_what_they_miss() -> None:
+    with pytest.raises(QuantizationError, match="act_zero_point"):
+        Int8Weight.from_float(torch.ones(2, 2), bits=8, act_scale=torch.tensor(1.0), act_affine=True)
+    with pytest.raises(QuantizationError, match="act_affine"):
+        Int8Weight.from_float(torch.ones(2, 2), bits=8, dynamic=True, act_shift=torch.ones(2))

@@ -32,6 +32,10 @@ def test_alpha_is_bounded(alpha: float) -> None:
 def test_smoothing_and_alpha_go_together() -> None:
     with pytest.raises(RecipeError, match="alpha"):
         Recipe("x", "static", alpha=0.5)
+    with pytest.raises(RecipeError, match="not searched"):
+        Recipe("x", "static", smoothing=True, search=True, alpha=0.5)
+    with pytest.raises(RecipeError, match="turn smoothing on"):
+        Recipe("x", "static", search=True)
     with pytest.raises(RecipeError, match="activation"):
         Recipe("x", "float", smoothing=True, alpha=0.5)
 

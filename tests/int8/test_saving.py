@@ -131,3 +131,15 @@ def test_only_quantized_models_are_saved(encoder: Encoder, tmp_path: Path) -> No
     file.write_text("")
     with pytest.raises(ArtifactError, match="cannot save"):
         int8.save(int8.quantize(encoder, "dynamic"), file / "inside")
+
+
+@pytest.mark.parametrize("recipe", ["sq-static", "sq-dynamic"])
+def test_shifts_are_saved_with_their_bias(encoder: Encoder, calibration: Batches, tmp_path: Path, recipe: str) -> None:
+    with torch.no_grad():
+        encoder.layers[0].norm.bias[4] = 30
+    quantized = int8.quantize(encoder, recipe, calibration)
+    assert quantized.layers[1].up.weight.act_shift is not None, "the planted offset was not shifted away"
+    int8.save(quantized, tmp_path)
+    loaded = int8.load(tmp_path, into=Encoder())
+    assert torch.equal(loaded(**calibration[0]), quantized(**calibration[0]))
+    assert torch.equal(copy.deepcopy(loaded)(**calibration[0]), quantized(**calibration[0]))
