@@ -18,6 +18,7 @@ COLUMNS = (
     "engine",
     "recipe",
     "ISA",
+    "scenario",
     "FP32",
     "INT8",
     "loss",
@@ -59,6 +60,7 @@ def row(record: Record, speedup: float | None, values: Mapping[str, Any]) -> tup
         cell.engine,
         cell.recipe,
         cell.isa,
+        cell.scenario,
         *_own(record.accuracy),
         _UNKNOWN if speedup is None else f"{speedup:.2f}x",
         *scores,
@@ -72,7 +74,7 @@ def _own(accuracy: Accuracy | None) -> tuple[str, str, str]:
         return _UNKNOWN, _UNKNOWN, _UNKNOWN
     fp32 = _percent(accuracy.metric, accuracy.fp32_value, accuracy.others.get("fp32_exact_match"))
     own = _percent(accuracy.metric, accuracy.value, accuracy.others.get("exact_match"))
-    return fp32, own, f"{-100 * accuracy.delta:.2f}"
+    return fp32, own, f"{round(-100 * accuracy.delta, 2) + 0.0:.2f}"  # + 0.0: never "-0.00"
 
 
 def _percent(metric: str, value: float, exact: float | None) -> str:

@@ -36,7 +36,7 @@ def timing(time_s: float = 0.1, rounds: int = 6, noise: float = 0.01, process: i
 def accuracy(value: float = 0.731, fp32: float = 0.732, flips: float = 0.02, n: int = 4000, **other: Any) -> Accuracy:
     changes = {"chance": 0.578, "delta": value - fp32, "delta_ci95": (value - fp32 - 0.004, value - fp32 + 0.004)}
     fields: dict[str, Any] = {"flips_gained": 38, "flips_lost": 42, "sqnr_db": 21.0, "cosine": 0.99, **changes, **other}
-    return Accuracy(metric="accuracy", value=value, fp32_value=fp32, n=n, flips=flips, **fields)
+    return Accuracy(**{"metric": "accuracy", **fields}, value=value, fp32_value=fp32, n=n, flips=flips)
 
 
 def cell(recipe: str = "sq-static", isa: str = "amx", scenario: str = "offline:b8:s128", **other: Any) -> Cell:
