@@ -23,7 +23,7 @@ from harness.records import Cell, Evidence, Speedup, Store, Timing
 from int8 import isa
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("doctor", "fetch", "run", "show", "gate", "accept", "replay", "report")
+VERBS = ("doctor", "fetch", "run", "show", "gate", "accept", "replay", "outliers", "report")
 
 Run = Callable[..., tuple[int, str, str]]
 
