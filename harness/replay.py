@@ -28,7 +28,7 @@ def replay(key: str, on_event: runner.OnEvent = lambda event: None, sources: Sou
         UsageError: not a cell, a name that does not exist, an ISA that this host lacks, or a combination that this
             version does not measure.
     """
-    cell = checked(key)
+    cell = checked(key, sources)
     quick = matrix.get_profile("quick")
     overrides = matrix.Overrides(
         models=(cell.model,),
@@ -61,7 +61,7 @@ def profile(
         UsageError: as :func:`replay`.
         WorkerError: the cell cannot be made ready.
     """
-    cell = checked(key)
+    cell = checked(key, sources)
     spec = runner.worker_spec((cell,), worker_cpus(), None, None, sources or Sources())
     with tempfile.TemporaryDirectory(prefix="harness-replay-") as folder:
         handle = WorkerHandle(spec, Path(folder) / "log")
@@ -76,7 +76,7 @@ def profile(
     return table
 
 
-def checked(key: str) -> Cell:
+def checked(key: str, sources: Sources | None = None) -> Cell:
     """The cell written ``key``, if this host and this version can measure it; its ISA resolved."""
     cell = matrix.parse_cell(key)
     cell = dataclasses.replace(cell, isa=isas.best() if cell.isa == "native" else cell.isa)
@@ -85,4 +85,6 @@ def checked(key: str) -> Cell:
     reason = matrix.skip_reason(cell)
     if reason is not None:
         raise UsageError(f"{cell.key} is not measured: {reason}")
+    if cell.task is not None and (cell.model, cell.task) in runner.catalog(sources).unjudged:
+        raise UsageError(f"task {cell.task} cannot judge {cell.model}; name its checkpoint in a file: --sources FILE")
     return cell

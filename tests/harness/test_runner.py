@@ -229,6 +229,7 @@ def test_a_cell_is_replayed_by_its_name(tmp_path: Path) -> None:
         ("tiny-bert/torchao/fp32/native/single:s16", "int8/fp32"),
         ("tiny-bert/int8/fp32/native/multi:1x1:b1:s16", "multi"),
         ("tiny-bert/int8/fp32", "is not a cell"),
+        ("bert-large/int8/fp32/native/single:s16@squad", "squad cannot judge bert-large; name its checkpoint"),
     ],
 )
 def test_replay_refuses_what_is_not_measured(key: str, says: str) -> None:
