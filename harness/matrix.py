@@ -326,11 +326,11 @@ def _unjudged_notices(models: Iterable[str], loads: Loads, catalog: Catalog) -> 
     partly: list[str] = []
     for model in models:
         lacking = [task for task in asked if (model, task) in catalog.unjudged]
-        if lacking == asked != []:
+        if lacking and len(lacking) == len(asked):
             alone.append(model)
         elif lacking:
             partly.append(f"{model} is left out on {', '.join(lacking)}: it has no checkpoint for it (--sources)")
-    whole = f"{', '.join(alone)}: nothing that {', '.join(asked)} can judge, measured for speed alone"
+    whole = f"{', '.join(alone)}: no weights that {', '.join(asked)} can judge, measured for speed alone"
     return (*((whole,) if alone else ()), *partly)
 
 

@@ -109,10 +109,16 @@ class Summary:
 
 
 def catalog(sources: Sources | None = None) -> matrix.Catalog:
-    """The names of models and tasks: the catalog's, those of tests included, and the sources' models."""
+    """The names of models and tasks: the catalog's, those of tests included, and the sources' models.
+
+    Raises:
+        UsageError: the sources name a task that does not exist.
+    """
     from harness import models, tasks
 
     sources = sources or Sources()
+    for task in (*sources.data, *(task for _, task in sources.checkpoints)):
+        tasks.head_of(task)
     known, judging = models.known(hidden=True), tasks.known(hidden=True)
     named = tuple(name for name in sources.models if name not in known)
     unjudged = [(m, t) for m in known for t in judging if tasks.unsupported(t, m) is not None]

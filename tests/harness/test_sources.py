@@ -82,7 +82,9 @@ def test_without_sources_the_paper_is_measured_for_speed_alone() -> None:
     found = plan(Sources())
     assert {one.cell.task for one in found.cells} == {None}
     assert {one.cell.scenario for one in found.cells} == {str(one) for one in PAPER.scenarios}
-    assert any("bert-large, distilbert-base, xlmr-base: nothing that squad, mnli can judge" in n for n in found.notices)
+    assert any(
+        "bert-large, distilbert-base, xlmr-base: no weights that squad, mnli can judge" in n for n in found.notices
+    )
 
 
 def test_each_task_has_its_scenario() -> None:
@@ -111,6 +113,13 @@ def test_a_new_name_and_a_folder_are_models_too() -> None:
     assert {(one.cell.model, one.cell.task) for one in found.cells} == {("my-bert", "squad"), ("some/folder", "squad")}
     with pytest.raises(UsageError, match="unknown model"):
         plan(Sources(), models=("my-bert",))
+
+
+def test_a_task_that_does_not_exist_is_not_passed_over() -> None:
+    with pytest.raises(UsageError, match="unknown task 'squadd'; did you mean squad"):
+        plan(Sources({("bert-large", "squadd"): Checkpoint("a/b")}))
+    with pytest.raises(UsageError, match="unknown task 'mnly'"):
+        plan(Sources({}, {"mnly": "a/b"}))
 
 
 def test_cells_of_two_tasks_share_no_worker() -> None:
