@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import int8
-from int8 import evidence, isa, ops, recipe
+from int8 import evidence, isa, ops, recipe, saving
 from int8.errors import ArtifactError, CalibrationError, QuantizationError, RecipeError
 from int8.recipe import Recipe
 from int8.schemes import absmax, build_weight, llm_int8, rowwise, vectorwise, zeropoint
@@ -363,16 +364,23 @@ def test_saved_models_come_back_equal(name: str, tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(original))(x), expected)
 
 
-def test_a_file_without_its_outlier_columns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = quantized("llm-int8-offline", pair(), activations(4, 30, outliers=(3,)))
-    with monkeypatch.context() as patched:
-        patched.setattr("int8.saving._outlier_parts", lambda model, kept: ({}, {"layers.0.weight": OUTLIER_ENTRY}))
-        int8.save(original, tmp_path)
+def test_a_file_without_its_outlier_columns_is_refused(tmp_path: Path) -> None:
+    int8.save(quantized("llm-int8", pair(), activations(4, 30, outliers=(3,))), tmp_path)
+    manifest = json.loads((tmp_path / saving.MANIFEST_FILE).read_text())
+    manifest["beside"]["layers.0.weight"]["tensors"].append("layers.0.weight_outlier_index")
+    (tmp_path / saving.MANIFEST_FILE).write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match=r"lacks 'layers\.0\.weight_outlier_index'"):
         int8.load(tmp_path, into=Pair())
 
 
-OUTLIER_ENTRY = {"threshold": 6.0, "tensors": ["layers.0.weight_outlier_index"]}
+def test_files_for_one_isa_load_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outlier columns that were kept in BF16 for AMX are multiplied in FP32 elsewhere."""
+    monkeypatch.setattr("int8.isa.why_unsupported", lambda name: None)
+    model, x = pair(), activations(4, 30, outliers=(3,))
+    int8.save(int8.quantize(model, recipe.get("llm-int8").replace(weight_bits=7), isa="amx"), tmp_path)
+    loaded = int8.load(tmp_path, into=Pair())
+    assert loaded.layers[0].weight.outlier_weight.dtype == torch.bfloat16
+    assert (loaded(x) - model(x)).norm() < 0.02 * model(x).norm()
 
 
 def test_weights_keep_to_the_range_of_their_isa(monkeypatch: pytest.MonkeyPatch) -> None:
