@@ -19,6 +19,7 @@ RECIPE_ORDER = (
     "static",
     "dynamic",
     "llm-int8",
+    "llm-int8-offline",
     "absmax",
     "zeropoint",
     "rowwise",

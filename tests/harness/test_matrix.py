@@ -192,6 +192,14 @@ def test_combinations_that_do_not_exist_are_skipped_with_the_reason() -> None:
     assert "int8/fp32" in str(skipped[0].skip_reason)
 
 
+def test_the_schemes_of_llm_int8_are_ours_alone() -> None:
+    schemes = ("absmax", "zeropoint", "rowwise", "vectorwise", "llm-int8", "llm-int8-offline")
+    overrides = Overrides(engines=("int8", "torchao"), recipes=schemes, isas=("amx", "vnni"))
+    plan = matrix.plan(make(), overrides, XEON, CATALOG)
+    measured = {(p.cell.engine, p.cell.recipe) for p in plan.cells if p.skip_reason is None}
+    assert measured == {("int8", scheme) for scheme in schemes}
+
+
 def test_aoti_and_multi_are_skipped_not_run_as_something_else() -> None:
     plan = matrix.plan(make(), Overrides(deploys=("aoti",)), XEON, CATALOG)
     assert not keys(plan)
