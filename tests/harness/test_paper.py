@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from judged import accuracy, cell, record, run
 from rich.console import Console
 
 from harness import assets, cli, matrix, paper
+from harness.matrix import Budget
 from harness.records import Record, Run, Store
 
 VALUES = assets.catalog("paper")
@@ -88,6 +90,7 @@ def test_the_catalog_names_the_profiles_models_and_recipes() -> None:
 
 # --- the profile, from end to end ------------------------------------------------------------------------------------
 
+BUDGET = Budget(rounds=2, slice_s=0.05, min_iterations=3, max_iterations=20, warmup_s=0.5)
 FAMILY = {"bert-large": "bert", "distilbert-base": "distilbert", "xlmr-base": "xlm-roberta"}
 
 
@@ -100,6 +103,8 @@ def test_the_profile_runs_on_tiny_checkpoints_of_all_families(
     lines = ["[tasks]", *(f'{task} = "{tiny.data(task)}"' for task in ("squad", "mnli"))]
     for model, family in FAMILY.items():
         lines += [f"[models.{model}]", *(f'{t} = "{tiny.checkpoint(family, t)}"' for t in ("squad", "mnli"))]
+    brief = dataclasses.replace(matrix.get_profile("paper"), budget=BUDGET)
+    monkeypatch.setattr(matrix, "get_profile", {"paper": brief}.__getitem__)
     (tmp_path / "sources.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     results = ["--results", str(tmp_path / "results")]
     asked = ["--profile", "paper", "--sources", str(tmp_path / "sources.toml"), "--isa", "native"]
