@@ -1,4 +1,4 @@
-"""Errors of the harness. Each is one clear line that says what to do, and knows the exit code that it ends a command with."""
+"""Errors of the harness: each is one clear line that says what to do, and knows the exit code that ends its command."""
 
 from __future__ import annotations
 
