@@ -51,8 +51,7 @@ nightly: fetch ## measure, judge, and build the site
 	@status=0; run=$$($(BIN)/harness run --profile $(PROFILE) --results $(RESULTS)) || status=$$?
 	if [ $$status != 0 ] && [ $$status != 2 ]; then exit $$status; fi
 	verdict=0; $(BIN)/harness gate --run "$$run" --results $(RESULTS) || verdict=$$?
-	$(BIN)/harness report --results $(RESULTS) --site $(SITE)
-	echo "site: $(abspath $(SITE))/index.html"
+	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
 	exit $$verdict
 
 test: fetch ## run the tests that take less than a minute each
@@ -104,8 +103,7 @@ smoke: fetch ## measure and judge the smallest profile in a store of its own: do
 # asv's pages come first: the site links them where they are.
 site: $(STAMP) ## build the site from the stored results
 	@if compgen -G "$(RESULTS)/asv/*/machine.json" > /dev/null; then $(BIN)/asv publish --html-dir $(SITE)/asv; fi
-	$(BIN)/harness report --results $(RESULTS) --site $(SITE)
-	echo "site: $(abspath $(SITE))/index.html"
+	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
 
 history-pull: ## add the results kept on the branch `results` to the stored ones
 	@.ci/history pull $(RESULTS)
