@@ -163,7 +163,7 @@ def make(folder: Path, family: str, task: str, names: Sequence[str] | None = Non
         names = list(names or {"mnli": MNLI, "sst2": ("negative", "positive")}[task])
         config.id2label, config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
         model = transformers.AutoModelForSequenceClassification.from_config(config)
-    steps = {"squad": 200}.get(task, 90) if steps is None else steps
+    steps = {"squad": 200}.get(task, 150) if steps is None else steps
     if steps:
         _train(model, _batches(tokenizer, task, names or ()), steps)
     model.save_pretrained(folder)
