@@ -146,7 +146,7 @@ def _plan_group(group: Sequence[nn.Linear], stats: ChannelStats, recipe: Recipe,
     if recipe.search:
         may_shift = all(linear.bias is not None for linear in group)
         return search(stats, weights, static=static, bits=bits, may_shift=may_shift)
-    return plan(stats, weights, static=static, alpha=recipe.alpha, affine=False, shift=False)
+    return plan(stats, weights, static=static, alpha=recipe.alpha, affine=False)
 
 
 def _calibrate(

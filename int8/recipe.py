@@ -125,7 +125,7 @@ class Recipe:
 
 
 # SmoothQuant searches. With one alpha for all linears, real MiniLM weights (reviews, 8 bits) gave: static 0.75 to 0.9
-# 20.2, 21.9, 22.9, 23.1 dB, dynamic 0.5, 0.7, 0.8 24.9, 26.6, 25.7 dB; searched, with zero points, 24.4 and 28.4 dB.
+# 20.2, 21.9, 22.9, 23.1 dB, dynamic 0.5, 0.7, 0.8 24.9, 26.6, 25.7 dB; searched, with zero points, 24.3 and 28.7 dB.
 _NAMED = {
     recipe.name: recipe
     for recipe in (

@@ -8,7 +8,7 @@ run time: factor and shift are part of the quantization, the shift's effect on t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +61,7 @@ class ActivationPlan:
         zero_point: () calibrated, whole number in [-128, 127]; None unless static and affine.
         shift: (K,) subtracted first, or None; only where affine.
         alpha: strength of the factor, for reports.
-        error: what the search measured, summed over output channels: squared error over the channel's variance.
+        error: what the search measured: mean squared error of an output token, summed over output channels.
     """
 
     factor: Tensor | None = None
@@ -74,7 +74,13 @@ class ActivationPlan:
 
 
 def plan(
-    stats: ChannelStats, weights: Sequence[Tensor], *, static: bool, alpha: float | None, affine: bool, shift: bool
+    stats: ChannelStats,
+    weights: Sequence[Tensor],
+    *,
+    static: bool,
+    alpha: float | None,
+    affine: bool,
+    shift: Tensor | None = None,
 ) -> ActivationPlan:
     """The plan that these choices give, its scale and zero point from the extremes of the channels.
 
@@ -84,23 +90,35 @@ def plan(
         static: one calibrated scale, or one a token at run time.
         alpha: strength of the smoothing factor; None for no factor.
         affine: give the levels a zero point.
-        shift: subtract each channel's mean; needs ``affine``.
+        shift: (K,) subtracted first; needs ``affine``.
     """
-    offset = stats.sample.mean(dim=0) if shift else None
-    low, high = (stats.low, stats.high) if offset is None else (stats.low - offset, stats.high - offset)
+    low, high = (stats.low, stats.high) if shift is None else (stats.low - shift, stats.high - shift)
     factor = None
     if alpha is not None:
         factor = smoothing_factor(torch.maximum(low.abs(), high.abs()), column_absmax(weights), alpha)
         low, high = low / factor, high / factor
     if not static:
-        return ActivationPlan(factor, affine=affine, shift=offset, alpha=alpha)
+        return ActivationPlan(factor, affine=affine, shift=shift, alpha=alpha)
     if not affine:
         scale = torch.maximum(low.abs(), high.abs()).amax().clamp(min=ops.MIN_ABSMAX) / ops.ACT_LEVELS
         return ActivationPlan(factor, scale, alpha=alpha)
     bottom, top = low.amin().clamp(max=0.0), high.amax().clamp(min=0.0)
     scale = (top - bottom).clamp(min=ops.MIN_ABSMAX) / ops.AFFINE_STEPS
     zero_point = torch.round(-bottom / scale) - ops.UNSIGNED_SHIFT
-    return ActivationPlan(factor, scale, True, zero_point, offset, alpha)
+    return ActivationPlan(factor, scale, True, zero_point, shift, alpha)
+
+
+def one_sided_shift(stats: ChannelStats) -> Tensor | None:
+    """(K,) the mean of each channel that lies on one side of zero, 0 for the others; None if there is no such channel.
+
+    One-sided is a channel whose largest magnitude at least halves when its mean is subtracted: the outliers of
+    LLM.int8()'s appendix C. Shifting every channel by its mean lowers the error of each linear by itself, and yet cost
+    1 to 2 dB of the embedding of a model that has no such channel.
+    """
+    mean = stats.sample.mean(dim=0)
+    remaining = torch.maximum(stats.high - mean, mean - stats.low)
+    one_sided = remaining < 0.5 * stats.absmax
+    return torch.where(one_sided, mean, 0.0) if bool(one_sided.any()) else None
 
 
 def search(
@@ -108,30 +126,22 @@ def search(
 ) -> ActivationPlan:
     """The plan with the smallest error of the linears that read an input, measured on the sample of its tokens.
 
-    First the strength, with symmetric and affine levels; then, at that strength and its neighbours, the shift. The
-    error of an output channel is divided by the channel's variance: channels differ by orders of magnitude where a
-    factor was moved from a value projection to the next linear, and what counts is how much of each signal is lost.
+    Tries each strength with symmetric and with affine levels; one-sided channels are shifted first.
 
     Args:
         stats, weights, static: as :func:`plan`.
         bits: of the weights.
         may_shift: False where a linear has no bias that could take the shift's effect.
     """
+    shift = one_sided_shift(stats) if may_shift else None
     judge = _Judge(stats.sample, weights, bits)
-    tried = [judge.measured(p) for p in _plans(stats, weights, static, ALPHAS, shift=False)]
-    best = min(tried, key=_error)
-    if may_shift and best.alpha is not None:
-        near = sorted(ALPHAS, key=lambda alpha: abs(alpha - (best.alpha or 0.0)))[:3]
-        tried += [judge.measured(p) for p in _plans(stats, weights, static, near, shift=True)]
+    kinds = (True,) if shift is not None else (False, True)
+    tried = (
+        judge.measured(plan(stats, weights, static=static, alpha=alpha, affine=affine, shift=shift))
+        for alpha in ALPHAS
+        for affine in kinds
+    )
     return min(tried, key=_error)
-
-
-def _plans(
-    stats: ChannelStats, weights: Sequence[Tensor], static: bool, alphas: Sequence[float], *, shift: bool
-) -> Iterator[ActivationPlan]:
-    for alpha in alphas:
-        for affine in (True,) if shift else (False, True):
-            yield plan(stats, weights, static=static, alpha=alpha, affine=affine, shift=shift)
 
 
 def _error(candidate: ActivationPlan) -> float:
@@ -139,15 +149,16 @@ def _error(candidate: ActivationPlan) -> float:
 
 
 class _Judge:
-    """Measures plans by the outputs of some linears on some tokens."""
+    """Measures plans by the outputs of some linears on some tokens.
+
+    Errors are absolute. Dividing each output channel's by its variance cost 1.3 dB on MiniLM (28.7 to 27.4, dynamic)
+    and gained nothing where a factor had been moved from value rows into the next linear.
+    """
 
     def __init__(self, sample: Tensor, weights: Sequence[Tensor], bits: WeightBits) -> None:
         self._sample = sample
         self._weight = torch.cat([weight.detach().float() for weight in weights])
         self._bits = bits
-        outputs = sample @ self._weight.t()
-        spread = outputs.var(dim=0, correction=0)
-        self._spread = spread.clamp(min=float(spread.mean()) * 1e-6 + ops.MIN_ABSMAX)
 
     def measured(self, candidate: ActivationPlan) -> ActivationPlan:
         """``candidate`` with its error."""
@@ -156,7 +167,7 @@ class _Judge:
         exact = self._sample if candidate.shift is None else self._sample - candidate.shift
         exact = exact if candidate.factor is None else exact / candidate.factor
         lost = exact @ weight.t() - dequantized(self._sample, candidate) @ (levels.float() * weight_scale[:, None]).t()
-        error = float((lost.square().mean(dim=0) / self._spread).sum())
+        error = float(lost.square().mean(dim=0).sum())
         return dataclasses.replace(candidate, error=error)
 
 
