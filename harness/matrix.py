@@ -109,7 +109,7 @@ class Budget:
 #: For cells whose speed nobody will use (BF16 where it is emulated): enough to see the order of magnitude.
 BRIEF_BUDGET = Budget(rounds=2, slice_s=0.5, min_iterations=2, max_iterations=3, warmup_s=1.0)
 #: Examples that a brief cell is judged on.
-BRIEF_LIMIT = 256
+BRIEF_LIMIT = 64
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""The library's own verb: ``python -m int8 quantize MODEL --recipe R --out DIR``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from int8 import isa, recipe
+from int8.errors import CalibrationError, Int8Error
+
+if TYPE_CHECKING:
+    from int8.calibrate import Batch
+
+#: Texts of one calibration batch; lengths are mixed, padding is masked out.
+_BATCH = 16
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="INT8 encoders in plain PyTorch.")
+
+
+@app.callback()
+def _main() -> None:
+    """Makes ``quantize`` a verb of its own, so that others can stand beside it."""
+
+
+@app.command(
+    epilog="Example: INT8_ISA=vnni python -m int8 quantize ./my-bert --recipe sq-static --calibration texts.txt --out q"
+)
+def quantize(
+    model: Annotated[str, typer.Argument(help="A folder that save_pretrained wrote, or a hub id.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: tensors, what they were built for, config, tokenizer.")],
+    recipe_name: Annotated[str, typer.Option("--recipe", help="How numbers are represented.")] = "sq-dynamic",
+    calibration: Annotated[Path | None, typer.Option(help="Text file, one real example a line; some hundreds.")] = None,
+    max_length: Annotated[int, typer.Option(help="Longest calibration text, in tokens.", min=2)] = 128,
+) -> None:
+    """Quantize a model and save it. The ISA is that of INT8_ISA, by default the best of this host."""
+    chosen = recipe.get(recipe_name)
+    if chosen.needs_calibration and calibration is None:
+        raise CalibrationError(f"recipe {recipe_name!r} needs --calibration FILE: a text file, one real example a line")
+    isa.apply()
+    from transformers import AutoModel, AutoTokenizer
+
+    import int8
+
+    try:
+        encoder = AutoModel.from_pretrained(model).eval()
+        tokenizer = AutoTokenizer.from_pretrained(model) if calibration else None
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from error
+    batches = list(_batches(tokenizer, calibration, max_length)) if calibration else None
+    quantized = int8.quantize(encoder, chosen, batches, progress=_progress(len(batches or ())))
+    int8.save(quantized, out)
+    encoder.config.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    for name, module in int8.quantized_modules(quantized).items():
+        print(f"{name}: {module.extra_repr()}", file=sys.stderr)
+    print(out)
+
+
+def _batches(tokenizer: Any, path: Path, max_length: int) -> Iterator[Batch]:
+    """The file's lines as batches of the tokenizer's tensors.
+
+    Raises:
+        CalibrationError: the file cannot be read or has no text.
+    """
+    try:
+        texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"cannot read {path}: {error}") from error
+    if not texts:
+        raise CalibrationError(f"{path} has no text; give some hundreds of real examples, one a line")
+    for start in range(0, len(texts), _BATCH):
+        encoded = tokenizer(
+            texts[start : start + _BATCH], padding=True, truncation=True, max_length=max_length, return_tensors="pt"
+        )
+        yield dict(encoded)
+
+
+def _progress(total: int) -> Any:
+    def tell(done: int) -> None:
+        print(f"\rcalibration batch {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def main() -> None:
+    """Run the verb; the library's errors become one line and exit code 1, wrong usage 64."""
+    try:
+        code = app(standalone_mode=False)
+    except Int8Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own errors know how to say themselves
+            raise
+        print(f"error: {error.format_message()}; see python -m int8 --help", file=sys.stderr)
+        sys.exit(64)
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()
