@@ -125,8 +125,13 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
             aliases[name] = first
             continue
         plain = tensor.detach()
-        tensors[name] = plain.to_torchao() if isinstance(plain, Int8Weight) else plain.data.contiguous()
+        tensors[name] = plain.to_torchao() if isinstance(plain, Int8Weight) else _own_memory(plain)
     return tensors, aliases
+
+
+def _own_memory(tensor: Tensor) -> Tensor:
+    """A contiguous copy: parameters may be views of one storage, and safetensors refuses shared memory."""
+    return tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def _parts_beside(model: nn.Module, kept: set[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
@@ -137,7 +142,8 @@ def _parts_beside(model: nn.Module, kept: set[str]) -> tuple[dict[str, Tensor], 
         weight, key = cast(Int8Weight, module.weight), f"{name}.weight"
         decomposed = isinstance(weight, DecomposedWeight)
         parts = {part: getattr(weight, part) for part in (_OUTLIER_PARTS if decomposed else (_SHIFT,))}
-        found = {f"{key}_{part}": tensor.detach() for part, tensor in parts.items() if tensor is not None}
+        # Copies, because linears that read one input share its shift, and safetensors refuses shared memory.
+        found = {f"{key}_{part}": tensor.detach().clone() for part, tensor in parts.items() if tensor is not None}
         if key not in kept or not (found or decomposed):
             continue
         tensors |= found

@@ -143,3 +143,26 @@ def test_shifts_are_saved_with_their_bias(encoder: Encoder, calibration: Batches
     loaded = int8.load(tmp_path, into=Encoder())
     assert torch.equal(loaded(**calibration[0]), quantized(**calibration[0]))
     assert torch.equal(copy.deepcopy(loaded)(**calibration[0]), quantized(**calibration[0]))
+
+
+def test_linears_that_share_an_input_save_its_shift_each(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+            whole = torch.zeros(48)
+            for index, layer in enumerate(self.layers):
+                layer.bias = nn.Parameter(whole[16 * index : 16 * (index + 1)])  # views of one storage
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([layer(x) for layer in self.layers])
+
+    torch.manual_seed(0)
+    x = torch.randn(50, 16)
+    x[:, 3] += 40
+    quantized = int8.quantize(Attention().eval(), "sq-dynamic", [{"x": x}])
+    shifts = [module.weight.act_shift for module in int8.quantized_modules(quantized).values()]
+    assert shifts[0] is not None
+    assert len({shift.data_ptr() for shift in shifts}) == 1, "they share memory, which is what the test is about"
+    int8.save(quantized, tmp_path)
+    assert torch.equal(int8.load(tmp_path, into=Attention())(x), quantized(x))
