@@ -30,10 +30,6 @@ typedef unsigned int __mmask32;
 typedef unsigned long long __mmask64;
 
 #ifndef _MM_FROUND_NO_EXC
-#define _MM_FROUND_TO_NEAREST_INT 0x00
-#define _MM_FROUND_TO_NEG_INF 0x01
-#define _MM_FROUND_TO_POS_INF 0x02
-#define _MM_FROUND_TO_ZERO 0x03
 #define _MM_FROUND_NO_EXC 0x08
 #endif
 
@@ -421,8 +417,9 @@ static inline float add_halves(float sum, const uint8_t* a, const uint8_t* b) {
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh(a, b) int8_emulation::joined<__m512bh>(_mm512_cvtneps_pbh(a), _mm512_cvtneps_pbh(b))
 #undef _mm512_srai_epi32
-#define _mm512_srai_epi32(a, count) \
-  int8_emulation::each<__m512i, int32_t, int32_t, 16>((a), [&](int32_t x) { return x >> ((count) > 31 ? 31 : (count)); })
+#define _mm512_srai_epi32(a, count)                   \
+  int8_emulation::each<__m512i, int32_t, int32_t, 16>( \
+      (a), [&](int32_t x) { return x >> ((count) > 31 ? 31 : (count)); })
 #undef _mm512_reduce_add_ps
 #define _mm512_reduce_add_ps(a) int8_emulation::fold<float, 16>((a), int8_emulation::sum_of<float>)
 #undef _mm512_reduce_add_epi32
