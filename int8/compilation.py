@@ -8,8 +8,8 @@ import shutil
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from int8.tensor import Int8Weight, LinearCall
 #: Compiled graphs a model may have. Beyond it torch would run the model uncompiled without a word; we raise.
 MAX_SHAPES = 64
 
-_OPTIONS: dict[str, Any] = {
+#: Inductor's settings for every graph of ours, compiled now or packaged.
+OPTIONS: Mapping[str, Any] = {
     # Constants are folded and weights packed once; without it no linear is fused, in INT8 or in floating point.
     "freezing": True,
     "joint_custom_pre_pass": CountLinears(),
@@ -93,7 +94,7 @@ class CompiledModel(nn.Module):
         self.compile_s = 0.0
         self._allow_unfused = allow_unfused
         self._packed = pack(model)
-        self._run = torch.compile(_entry(self._packed), dynamic=dynamic, options=dict(_OPTIONS))
+        self._run = torch.compile(_entry(self._packed), dynamic=dynamic, options=dict(OPTIONS))
 
     @property
     def fused_linears(self) -> int:
@@ -105,14 +106,13 @@ class CompiledModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         report = FusionReport()
-        autocast = torch.autocast("cpu", torch.bfloat16) if self.compute_dtype == "bf16" else nullcontext()
-        with torch.no_grad(), _compiling_settings(), reporting(report), autocast:
+        with torch.no_grad(), _compiling_settings(), reporting(report), computing_in(self.compute_dtype):
             start = time.perf_counter()
             result = self._call(*args, **kwargs)
         if report.graphs:
             self.compile_s += time.perf_counter() - start
             self.reports.append(report)
-            self._check(report)
+            check_fusion(report, self.quantized_linears, allow_unfused=self._allow_unfused)
         return result
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,18 +124,28 @@ class CompiledModel(nn.Module):
                 "pad inputs to a few lengths, or compile with dynamic=True"
             ) from error
 
-    def _check(self, report: FusionReport) -> None:
-        if report.complete and bool(report.calls) == bool(self.quantized_linears):
-            return
-        message = (
-            f"{report.calls - report.fused_calls} of {report.calls} calls of quantized linears run outside the "
-            f"fused kernel ({self.quantized_linears} linears are quantized); they would be slow. "
-            "Models in float32 or bfloat16 fuse; pass allow_unfused=True to run all the same"
-        )
-        if self._allow_unfused:
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
-        else:
-            raise FusionError(message)
+
+def computing_in(compute_dtype: str) -> AbstractContextManager[Any]:
+    """A context in which everything but INT8 linears computes in ``compute_dtype``."""
+    return torch.autocast("cpu", torch.bfloat16) if compute_dtype == "bf16" else nullcontext()
+
+
+def check_fusion(report: FusionReport, quantized_linears: int, *, allow_unfused: bool) -> None:
+    """Hold a compilation to its purpose: every call of a quantized linear became a fused kernel.
+
+    Raises:
+        FusionError: one did not, or the graph calls none of the model's; ``allow_unfused`` makes it a warning.
+    """
+    if report.complete and bool(report.calls) == bool(quantized_linears):
+        return
+    message = (
+        f"{report.calls - report.fused_calls} of {report.calls} calls of quantized linears run outside the "
+        f"fused kernel ({quantized_linears} linears are quantized); they would be slow. "
+        "Models in float32 or bfloat16 fuse; pass allow_unfused=True to run all the same"
+    )
+    if not allow_unfused:
+        raise FusionError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _entry(model: nn.Module) -> Callable[..., Any]:
@@ -187,6 +197,16 @@ def compile(
         QuantizationError: the model is in training mode or in FP16, or recipe and model do not fit.
         FusionError: on the first call, if a quantized linear was not fused.
     """
+    chosen = check_compilable(model, recipe)
+    return CompiledModel(model, chosen, dynamic=dynamic, allow_unfused=allow_unfused).eval()
+
+
+def check_compilable(model: nn.Module, recipe: Recipe | str | None) -> Recipe | None:
+    """The recipe that ``model`` is compiled by; None for a floating-point model as it is.
+
+    Raises:
+        ToolchainError, QuantizationError: as :func:`compile`.
+    """
     _require_compiler()
     chosen = _recipe_of(model, recipe)
     if model.training:
@@ -196,7 +216,7 @@ def compile(
         raise QuantizationError(
             f"parameter {half!r} is float16, which CPUs emulate; convert the model with model.float() first"
         )
-    return CompiledModel(model, chosen, dynamic=dynamic, allow_unfused=allow_unfused).eval()
+    return chosen
 
 
 def pack(model: nn.Module) -> nn.Module:
