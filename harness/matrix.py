@@ -125,6 +125,7 @@ class Profile:
         limit: examples that a cell is judged on; None for all held out.
         float_limit: the same for recipes that quantize nothing, whose outputs hardly differ from eager FP32.
         gated: recipes whose ``int8`` cells decide the gate's exit code.
+        split: whether each cell is profiled, after it was timed, for where its time goes.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Profile:
     float_limit: int | None = None
     gated: tuple[str, ...] = ()
     budget: Budget = Budget()
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,7 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             float_limit=table.get("float_limit"),
             gated=tuple(table.get("gated", ())),
             budget=Budget(**table.get("budget", {})),
+            split=bool(table.get("split", False)),
         )
     except (KeyError, TypeError) as error:
         raise UsageError(f"profiles.toml: profile {name!r} is incomplete or wrong: {error}") from error
@@ -349,6 +352,20 @@ def is_brief(cell: Cell) -> bool:
 def _cell(model: str, engine: str, recipe: str, isa: str, scenario: Scenario, deploy: str, task: str | None) -> Cell:
     dtype = recipes.get(recipe).resolve_compute_dtype(isa)
     return Cell(model, engine, recipe, isa, str(scenario), deploy, task, compute_dtype=dtype)
+
+def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ...], ...]:
+    """The CPUs of each instance of a scenario: disjoint, neighbours together.
+
+    Raises:
+        UsageError: a CPU is named twice, or there are too few.
+    """
+    threads = scenario.threads or len(cpus)
+    if len(set(cpus)) != len(cpus):
+        raise UsageError(f"CPUs {cpus} name one twice: instances of {scenario} would overlap")
+    if scenario.instances * threads > len(cpus):
+        raise UsageError(f"{scenario} needs {scenario.instances * threads} CPUs of its own; there are {len(cpus)}")
+    return tuple(cpus[start : start + threads] for start in range(0, scenario.instances * threads, threads))
+
 
 
 def _engine_recipes(profile: Profile, overrides: Overrides) -> tuple[tuple[str, str], ...]:

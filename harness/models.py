@@ -228,6 +228,18 @@ def _loaded(name: str, weights: Weights, module: Encoder, tokenizer: Any | None,
     )
 
 
+def encoder_shape(model: LoadedModel) -> dict[str, int]:
+    """``layers``, ``hidden``, ``intermediate`` and ``heads`` of the model's encoder: what its GEMMs follow from."""
+    config: Any = model.module.backbone.config
+    inner = getattr(config, "intermediate_size", None) or config.hidden_dim  # DistilBERT's name for it
+    return {
+        "layers": int(config.num_hidden_layers),
+        "hidden": int(config.hidden_size),
+        "intermediate": int(inner),
+        "heads": int(config.num_attention_heads),
+    }
+
+
 def batch_inputs(model: LoadedModel, scenario: Shape, seed: int) -> dict[str, Tensor]:
     """A batch of random tokens, all of full length: what speed is measured on.
 

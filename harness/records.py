@@ -171,7 +171,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything known about one cell in one run."""
+    """Everything known about one cell in one run.
+
+    ``linear_speedup`` is ``speedup`` for the linears alone, out of the time splits of both cells; like those it is
+    there only where the run profiled.
+    """
 
     run_id: str
     commit: str | None
@@ -195,6 +199,7 @@ class RunHeader:
     ``fingerprint`` is the id of the host's comparable fields, ``host`` spells all fields out (a flat mapping),
     ``versions`` maps a distribution to its version. ``started_at`` is Unix time in seconds. ``gated`` lists the recipes
     whose ``int8`` cells decide the gate. ``arguments`` is the command line after ``harness``.
+    linear_speedup: Speedup | None = None
     """
 
     run_id: str

@@ -6,6 +6,7 @@ for all its scenarios. For each group:
     prepare      one worker after the other: load, calibrate, quantize, compile, and proof of what runs
     evaluate     accuracy, in the first offline scenario's compiled graph
     time         scenario by scenario: warm-up, then slices A B C, C B A, A B C .. so that drift of the host cancels
+    split        where the profile asks for it, and only after those slices: a few passes under torch's profiler
     record       one line a cell, as soon as its scenario's slices are complete
 
 A kill at any point keeps every line written. A worker that dies fails its own cells and no others. Where memory does
@@ -18,12 +19,12 @@ import dataclasses
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import fingerprint, matrix, timing
+from harness import fingerprint, matrix, team, time_split, timing
 from harness.errors import UsageError
 from harness.matrix import BASELINE, Budget, Overrides, PlannedCell, Profile, Scenario
 from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
@@ -45,6 +46,8 @@ from harness.records import (
 )
 from harness.sources import Sources
 from harness.worker import WorkerSpec
+from harness.team import Team
+from harness.time_split import Kernel, Pass
 from int8 import isa as isas
 from int8 import recipe as recipes
 
@@ -56,6 +59,12 @@ PROCESS_BYTES = 700 << 20
 MODEL_COPIES = 4
 
 EventKind = Literal["notice", "plan", "worker", "phase", "slice", "record", "end"]
+#: Engines that run in torch, whose profiler sees their operators.
+PROFILED_ENGINES = ("int8", "torchao")
+#: Rounds in which a cell is profiled, taking turns like its slices, and how long each is.
+SPLIT_ROUNDS = 4
+SPLIT_BUDGET: Mapping[str, Any] = {"seconds": 0.25, "min_passes": 2, "max_passes": 10}
+
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class Event:
 
 OnEvent = Callable[[Event], None]
 
+OnKernels = Callable[[Cell, Mapping[str, int], tuple[Kernel, ...]], None]
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -85,6 +95,7 @@ class RunOptions:
         max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
         sources: the user's own checkpoints and data.
     """
+        on_kernels: is told of each profiled cell the sizes of its encoder and the kernels of all profiled rounds.
 
     profile: Profile
     overrides: Overrides = field(default_factory=Overrides)
@@ -94,6 +105,7 @@ class RunOptions:
     max_workers: int | None = None
     sources: Sources = field(default_factory=Sources)
 
+    on_kernels: OnKernels | None = None
 
 @dataclass(frozen=True)
 class Summary:
@@ -317,12 +329,20 @@ class _Member:
 
 @dataclass
 class _Measured:
-    """Rounds of one member in one scenario, and how its warm-up went."""
+    """Rounds of one member in one scenario, and how its warm-up went.
+
+    ``passes`` and ``linear``: what was profiled, all passes, and their linears' seconds by round.
+    """
 
     rounds: list[Round] = field(default_factory=list)
     warmup: timing.WarmUp | None = None
 
 
+    #: CPUs of each instance of a scenario multi, by its process
+    cpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+    linear: list[Round] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
 class _Group:
     """The cells of one model under one ISA, judged on one task."""
 
@@ -445,8 +465,36 @@ class _Group:
 
     def _budget(self, member: _Member) -> Budget:
         spec = member.handle.spec if member.handle is not None else None
+        if self._session.options.profile.split:
+            self._split(scenario, taking.values())
         assert spec is not None
         cell = Cell(spec.model, spec.engine, spec.recipe, spec.isa, spec.scenarios[0])
+    def _split(self, scenario: str, taking: Iterable[tuple[_Member, _Measured]]) -> None:
+        """Profile all live workers in turns, as they were timed."""
+        able = [(m, r) for m, r in taking if m.handle is not None and self._splittable(m.handle.spec, scenario)]
+        for turn in range(SPLIT_ROUNDS):
+            for member, measured in able if turn % 2 == 0 else reversed(able):
+                if member.handle is not None:
+                    self._guard(member, scenario, lambda m=member, r=measured: self._profile(m, scenario, r))  # type: ignore[misc]
+        for member, measured in able:
+            cell = _cell(member, scenario)
+            if cell is not None and member.handle is not None and self._session.options.on_kernels is not None:
+                shape = member.handle.request("shape")["shape"]
+                self._session.options.on_kernels(cell, shape, tuple(measured.kernels))
+
+    def _splittable(self, spec: WorkerSpec, scenario: str) -> bool:
+        """Whether torch's profiler can see what a worker runs, and looking is worth its time."""
+        brief = matrix.is_brief(Cell(spec.model, spec.engine, spec.recipe, spec.isa, scenario))
+        return spec.engine in PROFILED_ENGINES and Scenario.parse(scenario).kind != "multi" and not brief
+
+    def _profile(self, member: _Member, scenario: str, measured: _Measured) -> None:
+        assert member.handle is not None
+        answer = member.handle.request("split", scenario=scenario, **SPLIT_BUDGET)
+        passes = [Pass(**one) for one in answer["passes"]]
+        measured.passes += passes
+        measured.linear.append(Round(answer["t0"], answer["process"], tuple(one.linear_s for one in passes)))
+        measured.kernels += [Kernel.from_json(kernel) for kernel in answer["kernels"]]
+
         return _budget(cell, self._session.options.profile)
 
     def _warm_up(self, member: _Member, scenario: str, measured: _Measured) -> None:
@@ -471,17 +519,23 @@ class _Group:
         """Append the scenario's records. Others are set against the baseline's timing in this very chunk."""
         timings = {id(m): _timing(m, scenario, r, self._brief(m)) for m, r in taking if m.handle is not None}
         reference = timings.get(id(self._baseline))
-        for member, _ in taking:
+        baseline = next((r for m, r in taking if m is self._baseline), _Measured())
+        for member, measured in taking:
             cell = _cell(member, scenario)
             if cell is not None and member.handle is not None:
                 own = timings[id(member)]
-                self._guard(member, scenario, lambda m=member, c=cell, t=own: self._finish(m, c, t, reference))  # type: ignore[misc]
+                fields = {
+                    "speedup": _speedup(reference, own),
+                    "time_split_s": time_split.split(measured.passes),
+                    "linear_speedup": _linear_speedup(baseline, measured),
+                }
+                self._guard(member, scenario, lambda m=member, c=cell, t=own, f=fields: self._finish(m, c, t, f))  # type: ignore[misc]
 
     def _brief(self, member: _Member) -> bool:
         return self._budget(member) is matrix.BRIEF_BUDGET
 
-    def _finish(self, member: _Member, cell: Cell, own: Timing, reference: Timing | None) -> None:
-        """Ask for the evidence once more, now that the cell has run, and append its record."""
+    def _finish(self, member: _Member, cell: Cell, own: Timing, fields: Mapping[str, Any]) -> None:
+        """Ask for the evidence once more, now that the cell has run, and append its record; ``fields`` are its own."""
         assert member.handle is not None
         answer = member.handle.request("evidence", scenario=cell.scenario)
         evidence = _evidence(answer)
@@ -497,7 +551,7 @@ class _Group:
                 status,
                 None if reason is None else f"{reason}; {_replay(cell, self._session.options)}",
                 timing=own,
-                speedup=_speedup(reference, own),
+                **fields,
                 memory=Memory(**answer["memory"]),
                 accuracy=member.accuracy if cell.task else None,
                 evidence=evidence,
@@ -616,6 +670,12 @@ def _evidence(answer: Mapping[str, Any]) -> Evidence:
 def _accuracy(values: Mapping[str, Any]) -> Accuracy:
     interval = values["delta_ci95"]
     return Accuracy(**{**values, "delta_ci95": None if interval is None else (interval[0], interval[1])})
+
+def _linear_speedup(baseline: _Measured, own: _Measured) -> Speedup | None:
+    """As the speed-up, of the linears alone; None where a profile saw none."""
+    known = time_split.split(baseline.passes) and time_split.split(own.passes)
+    return _speedup(Timing(tuple(baseline.linear)), Timing(tuple(own.linear))) if known else None
+
 
 
 def _arrays(path: Path) -> dict[str, Any]:

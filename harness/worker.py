@@ -200,6 +200,23 @@ class Worker:
 
     def _batch(self, scenario: str) -> Batch:
         """Full-length random inputs of a scenario: made once, outside any clock."""
+    def split(self, scenario: str, seconds: float, min_passes: int, max_passes: int) -> dict[str, Any]:
+        """Profile a scenario for about ``seconds``: its passes split by kind, and its kernels by shape."""
+        from harness import time_split
+
+        prepared, batch = self._ready(), self._batch(scenario)
+        with _no_grad():
+            found = time_split.profile(lambda: prepared(batch), seconds, min_passes, max_passes)
+        return {"process": os.getpid(), **dataclasses.asdict(found)}
+
+    def shape(self) -> dict[str, Any]:
+        """The sizes of the model's encoder that its GEMMs follow from."""
+        if self._model is None:
+            raise HarnessError("nothing is prepared; send prepare first")
+        from harness import models
+
+        return {"shape": models.encoder_shape(self._model)}
+
         if scenario not in self._batches:
             from harness import models
 
@@ -240,7 +257,7 @@ class Worker:
         self._channel.send("phase", phase=phase)
 
 
-_REQUESTS = ("prepare", "compile", "warm_up", "time", "evaluate", "evidence", "profile")
+_REQUESTS = ("hello", "prepare", "compile", "warm_up", "time", "split", "shape", "evaluate", "evidence", "profile")
 
 
 def serve(channel: Channel) -> None:
