@@ -344,15 +344,6 @@ def skip_reason(cell: Cell) -> str | None:
     return engines.get(cell.engine).unsupported(recipes.get(cell.recipe), cell.isa, cell.deploy)
 
 
-def is_brief(cell: Cell) -> bool:
-    """True for BF16 cells on an ISA that emulates BF16: they are measured briefly and marked so."""
-    return cell.recipe == "bf16" and cell.isa not in recipes.NATIVE_BF16_ISAS
-
-
-def _cell(model: str, engine: str, recipe: str, isa: str, scenario: Scenario, deploy: str, task: str | None) -> Cell:
-    dtype = recipes.get(recipe).resolve_compute_dtype(isa)
-    return Cell(model, engine, recipe, isa, str(scenario), deploy, task, compute_dtype=dtype)
-
 def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ...], ...]:
     """The CPUs of each instance of a scenario: disjoint, neighbours together.
 
@@ -366,6 +357,15 @@ def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ..
         raise UsageError(f"{scenario} needs {scenario.instances * threads} CPUs of its own; there are {len(cpus)}")
     return tuple(cpus[start : start + threads] for start in range(0, scenario.instances * threads, threads))
 
+
+def is_brief(cell: Cell) -> bool:
+    """True for BF16 cells on an ISA that emulates BF16: they are measured briefly and marked so."""
+    return cell.recipe == "bf16" and cell.isa not in recipes.NATIVE_BF16_ISAS
+
+
+def _cell(model: str, engine: str, recipe: str, isa: str, scenario: Scenario, deploy: str, task: str | None) -> Cell:
+    dtype = recipes.get(recipe).resolve_compute_dtype(isa)
+    return Cell(model, engine, recipe, isa, str(scenario), deploy, task, compute_dtype=dtype)
 
 
 def _engine_recipes(profile: Profile, overrides: Overrides) -> tuple[tuple[str, str], ...]:

@@ -185,6 +185,7 @@ class Record:
     timing: Timing = Timing()
     speedup: Speedup | None = None
     time_split_s: TimeSplit | None = None
+    linear_speedup: Speedup | None = None
     memory: Memory = Memory()
     accuracy: Accuracy | None = None
     evidence: Evidence = Evidence()
@@ -199,7 +200,6 @@ class RunHeader:
     ``fingerprint`` is the id of the host's comparable fields, ``host`` spells all fields out (a flat mapping),
     ``versions`` maps a distribution to its version. ``started_at`` is Unix time in seconds. ``gated`` lists the recipes
     whose ``int8`` cells decide the gate. ``arguments`` is the command line after ``harness``.
-    linear_speedup: Speedup | None = None
     """
 
     run_id: str

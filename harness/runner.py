@@ -45,9 +45,9 @@ from harness.records import (
     new_run_id,
 )
 from harness.sources import Sources
-from harness.worker import WorkerSpec
 from harness.team import Team
 from harness.time_split import Kernel, Pass
+from harness.worker import WorkerSpec
 from int8 import isa as isas
 from int8 import recipe as recipes
 
@@ -58,13 +58,13 @@ PROCESS_BYTES = 700 << 20
 #: A worker's peak over its model's FP32 bytes: the weights as loaded, quantized, packed, and what compiling keeps.
 MODEL_COPIES = 4
 
-EventKind = Literal["notice", "plan", "worker", "phase", "slice", "record", "end"]
 #: Engines that run in torch, whose profiler sees their operators.
 PROFILED_ENGINES = ("int8", "torchao")
 #: Rounds in which a cell is profiled, taking turns like its slices, and how long each is.
 SPLIT_ROUNDS = 4
 SPLIT_BUDGET: Mapping[str, Any] = {"seconds": 0.25, "min_passes": 2, "max_passes": 10}
 
+EventKind = Literal["notice", "plan", "worker", "phase", "slice", "record", "end"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-
 OnKernels = Callable[[Cell, Mapping[str, int], tuple[Kernel, ...]], None]
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -94,8 +94,8 @@ class RunOptions:
         timeouts: seconds a phase may take.
         max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
         sources: the user's own checkpoints and data.
-    """
         on_kernels: is told of each profiled cell the sizes of its encoder and the kernels of all profiled rounds.
+    """
 
     profile: Profile
     overrides: Overrides = field(default_factory=Overrides)
@@ -104,8 +104,8 @@ class RunOptions:
     timeouts: Timeouts = field(default_factory=Timeouts)
     max_workers: int | None = None
     sources: Sources = field(default_factory=Sources)
-
     on_kernels: OnKernels | None = None
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -335,14 +335,14 @@ class _Measured:
     """
 
     rounds: list[Round] = field(default_factory=list)
-    warmup: timing.WarmUp | None = None
-
-
     #: CPUs of each instance of a scenario multi, by its process
     cpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     linear: list[Round] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
+    warmup: timing.WarmUp | None = None
+
+
 class _Group:
     """The cells of one model under one ISA, judged on one task."""
 
@@ -461,14 +461,10 @@ class _Group:
                         scenario,
                         lambda m=member, r=measured, b=budgets[key]: self._slice(m, scenario, r, b),  # type: ignore[misc]
                     )
-        self._record(scenario, list(taking.values()))
-
-    def _budget(self, member: _Member) -> Budget:
-        spec = member.handle.spec if member.handle is not None else None
         if self._session.options.profile.split:
             self._split(scenario, taking.values())
-        assert spec is not None
-        cell = Cell(spec.model, spec.engine, spec.recipe, spec.isa, spec.scenarios[0])
+        self._record(scenario, list(taking.values()))
+
     def _split(self, scenario: str, taking: Iterable[tuple[_Member, _Measured]]) -> None:
         """Profile all live workers in turns, as they were timed."""
         able = [(m, r) for m, r in taking if m.handle is not None and self._splittable(m.handle.spec, scenario)]
@@ -495,6 +491,10 @@ class _Group:
         measured.linear.append(Round(answer["t0"], answer["process"], tuple(one.linear_s for one in passes)))
         measured.kernels += [Kernel.from_json(kernel) for kernel in answer["kernels"]]
 
+    def _budget(self, member: _Member) -> Budget:
+        spec = member.handle.spec if member.handle is not None else None
+        assert spec is not None
+        cell = Cell(spec.model, spec.engine, spec.recipe, spec.isa, spec.scenarios[0])
         return _budget(cell, self._session.options.profile)
 
     def _warm_up(self, member: _Member, scenario: str, measured: _Measured) -> None:
@@ -662,6 +662,12 @@ def _speedup(reference: Timing | None, own: Timing) -> Speedup | None:
     return None if reference is None or not own.rounds or not reference.rounds else stats.speedup(reference, own)
 
 
+def _linear_speedup(baseline: _Measured, own: _Measured) -> Speedup | None:
+    """As the speed-up, of the linears alone; None where a profile saw none."""
+    known = time_split.split(baseline.passes) and time_split.split(own.passes)
+    return _speedup(Timing(tuple(baseline.linear)), Timing(tuple(own.linear))) if known else None
+
+
 def _evidence(answer: Mapping[str, Any]) -> Evidence:
     values = dict(answer["evidence"])
     return Evidence(**{**values, "notes": tuple(values["notes"])})
@@ -670,12 +676,6 @@ def _evidence(answer: Mapping[str, Any]) -> Evidence:
 def _accuracy(values: Mapping[str, Any]) -> Accuracy:
     interval = values["delta_ci95"]
     return Accuracy(**{**values, "delta_ci95": None if interval is None else (interval[0], interval[1])})
-
-def _linear_speedup(baseline: _Measured, own: _Measured) -> Speedup | None:
-    """As the speed-up, of the linears alone; None where a profile saw none."""
-    known = time_split.split(baseline.passes) and time_split.split(own.passes)
-    return _speedup(Timing(tuple(baseline.linear)), Timing(tuple(own.linear))) if known else None
-
 
 
 def _arrays(path: Path) -> dict[str, Any]:

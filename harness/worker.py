@@ -156,12 +156,45 @@ class Worker:
         with _no_grad():
             return dataclasses.asdict(timing.warm_up(lambda: prepared(batch), cap_s))
 
-    def time(self, scenario: str, seconds: float, min_iterations: int, max_iterations: int) -> dict[str, Any]:
-        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``."""
+    def time(
+        self,
+        scenario: str,
+        seconds: float,
+        min_iterations: int,
+        max_iterations: int,
+        barrier: bool = False,
+        slowdown: float = 0.0,
+    ) -> dict[str, Any]:
+        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``.
+
+        With ``barrier`` the worker says that it is there (phase ``barrier``) and starts when the runner answers ``go``.
+        ``slowdown`` is for `harness selftest` alone: each iteration is made longer by that fraction of itself.
+        """
+        prepared, batch = self._ready(), self._batch(scenario)
+        call = faults.slowed(lambda: prepared(batch), slowdown) if slowdown else lambda: prepared(batch)
+        if barrier:
+            self._tell_phase("barrier")
+            self._channel.wait_for_go()
+        with _no_grad():
+            found = timing.time_slice(call, seconds, min_iterations, max_iterations)
+        return {"t0": found.t0, "process": os.getpid(), "samples_s": list(found.samples_s)}
+
+    def split(self, scenario: str, seconds: float, min_passes: int, max_passes: int) -> dict[str, Any]:
+        """Profile a scenario for about ``seconds``: its passes split by kind, and its kernels by shape."""
+        from harness import time_split
+
         prepared, batch = self._ready(), self._batch(scenario)
         with _no_grad():
-            found = timing.time_slice(lambda: prepared(batch), seconds, min_iterations, max_iterations)
-        return {"t0": found.t0, "process": os.getpid(), "samples_s": list(found.samples_s)}
+            found = time_split.profile(lambda: prepared(batch), seconds, min_passes, max_passes)
+        return {"process": os.getpid(), **dataclasses.asdict(found)}
+
+    def shape(self) -> dict[str, Any]:
+        """The sizes of the model's encoder that its GEMMs follow from."""
+        if self._model is None:
+            raise HarnessError("nothing is prepared; send prepare first")
+        from harness import models
+
+        return {"shape": models.encoder_shape(self._model)}
 
     def evaluate(self, scenario: str, limit: int | None, path: str) -> dict[str, Any]:
         """Judge the task in a scenario's graph. Writes arrays per example to ``path``; answers the accuracy."""
@@ -200,23 +233,6 @@ class Worker:
 
     def _batch(self, scenario: str) -> Batch:
         """Full-length random inputs of a scenario: made once, outside any clock."""
-    def split(self, scenario: str, seconds: float, min_passes: int, max_passes: int) -> dict[str, Any]:
-        """Profile a scenario for about ``seconds``: its passes split by kind, and its kernels by shape."""
-        from harness import time_split
-
-        prepared, batch = self._ready(), self._batch(scenario)
-        with _no_grad():
-            found = time_split.profile(lambda: prepared(batch), seconds, min_passes, max_passes)
-        return {"process": os.getpid(), **dataclasses.asdict(found)}
-
-    def shape(self) -> dict[str, Any]:
-        """The sizes of the model's encoder that its GEMMs follow from."""
-        if self._model is None:
-            raise HarnessError("nothing is prepared; send prepare first")
-        from harness import models
-
-        return {"shape": models.encoder_shape(self._model)}
-
         if scenario not in self._batches:
             from harness import models
 
