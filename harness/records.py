@@ -83,8 +83,21 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Instance:
+    """One of the processes that a scenario ``multi`` runs at once: its CPUs, its process id, its sequences a second."""
+
+    cpus: tuple[int, ...]
+    process: int
+    throughput: float
+
+
+@dataclass(frozen=True)
 class Timing:
-    """The clocks of a cell, in seconds, and what follows from its samples. ``throughput``: sequences a second."""
+    """The clocks of a cell, in seconds, and what follows from its samples. ``throughput``: sequences a second.
+
+    ``instances``: where several processes ran at once (scenario ``multi``), each of them; ``throughput`` is then their
+    total, and each has rounds of its own.
+    """
 
     rounds: tuple[Round, ...] = ()
     throughput: float | None = None
@@ -96,6 +109,7 @@ class Timing:
     warmup_s: float | None = None
     steady: bool | None = None
     brief: bool = False
+    instances: tuple[Instance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -270,6 +284,12 @@ def from_json(data: Mapping[str, Any]) -> Record:
     return record
 
 
+def header_from_json(data: Mapping[str, Any]) -> RunHeader:
+    """The header in ``data``, which :func:`to_json` made. Raises as :func:`from_json`."""
+    header: RunHeader = _decode(RunHeader, data)
+    return header
+
+
 def _encode_line(value: Any) -> bytes:
     """``value`` as one line of strict JSON. Pure ASCII, so no character in it can look like a line's end."""
     return json.dumps(to_json(value), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
@@ -436,6 +456,8 @@ class Store:
         outputs/<run_id>/<cell>.npz per-example outputs
         logs/<run_id>/<cell>.txt    what failed cells said
         accepted/<run_id>.json      marks a run as a baseline
+        pinned/<run_id>.json        marks a run as the release that slow drift is measured from
+        index/                      derived (harness/history.py), may be deleted
 
     Files only ever appear, so the stores of several machines merge by the union of their files. A reader needs no lock.
     Every method that touches the disk raises StoreError, in one line, where the disk refuses.
@@ -457,7 +479,7 @@ class Store:
     def listing(self) -> Listing:
         """Headers of the runs that can be read, oldest first, and why the others cannot."""
         headers, problems = [], []
-        for path in self._run_files():
+        for path in self.run_files():
             try:
                 headers.append(_read_header(path))
             except StoreError as error:
@@ -491,13 +513,27 @@ class Store:
             AssetError: there is no such run.
             StoreError: the run cannot be read, or the disk refuses.
         """
-        header = _read_header(self._existing(run_id))
-        marker = {"run_id": header.run_id, "accepted_at": time.time() if now is None else now}
-        _write_whole(self.root / "accepted" / f"{header.run_id}.json", _encode_line(marker))
+        self._mark("accepted", run_id, now)
 
     def accepted(self) -> list[str]:
         """Ids of the accepted runs, in the order in which they were accepted; those with a damaged marker first."""
-        marked = [(_accepted_at(path), path.stem) for path in _files(self.root / "accepted", "*.json")]
+        return self._marked("accepted")
+
+    def pin(self, run_id: str, now: float | None = None) -> None:
+        """Mark a run as the release that slow drift is measured from. Arguments and errors as :meth:`accept`."""
+        self._mark("pinned", run_id, now)
+
+    def pinned(self) -> list[str]:
+        """Ids of the pinned runs, in the order in which they were pinned; those with a damaged marker first."""
+        return self._marked("pinned")
+
+    def _mark(self, kind: str, run_id: str, now: float | None) -> None:
+        header = _read_header(self._existing(run_id))
+        marker = {"run_id": header.run_id, f"{kind}_at": time.time() if now is None else now}
+        _write_whole(self.root / kind / f"{header.run_id}.json", _encode_line(marker))
+
+    def _marked(self, kind: str) -> list[str]:
+        marked = [(_marked_at(path, f"{kind}_at"), path.stem) for path in _files(self.root / kind, "*.json")]
         return [run_id for _, run_id in sorted(marked)]
 
     def outputs(self, relative: str) -> dict[str, NDArray[Any]]:
@@ -547,7 +583,8 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def _run_files(self) -> list[Path]:
+    def run_files(self) -> list[Path]:
+        """The runs' files in the order of their names, readable or not."""
         return _files(self.root / "runs", "*.jsonl")
 
     def _path(self, run_id: str) -> Path:
@@ -557,7 +594,7 @@ class Store:
         path = self._path(run_id)
         if _RUN_ID.fullmatch(run_id) and path.is_file():
             return path
-        known = [item.stem for item in self._run_files()]
+        known = [item.stem for item in self.run_files()]
         if not known:
             raise AssetError(f"no run in {self.root}; measure one with `harness run --profile smoke`")
         near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.4) or known[-1:]
@@ -763,9 +800,9 @@ def _lost(run_id: str, found: int, written: Any) -> list[str]:
     return [f"run {run_id}: {written} records were written but {found} can be read"]
 
 
-def _accepted_at(path: Path) -> float:
+def _marked_at(path: Path, name: str) -> float:
     try:
-        moment = json.loads(path.read_bytes())["accepted_at"]
+        moment = json.loads(path.read_bytes())[name]
         return float(moment)
     except (OSError, ValueError, TypeError, KeyError):
         return 0.0

@@ -91,6 +91,13 @@ def processes(timing: Timing) -> tuple[Array, ...] | None:
     return tuple(times[[label == own for label in labels]] for own in dict.fromkeys(labels))
 
 
+def typical_s(timing: Timing) -> float | None:
+    """Time of an iteration as :func:`speed_ratio` compares it: the median over processes of the median over a process's
+    rounds, in seconds; None where nothing usable was measured."""
+    found = processes(timing)
+    return None if found is None else _typical_s(found)
+
+
 def speed_ratio(baseline: Timing, cell: Timing, resamples: int = RESAMPLES, seed: int = SEED) -> Ratio | None:
     """Speed of ``cell`` relative to ``baseline``, measured in two runs: 0.8 has lost a fifth of its speed.
 

@@ -215,11 +215,18 @@ def judge_record(
     gated = is_gated(record.cell, header)
     if record.status != "ok":
         return _judge_status(record, before, gated)
-    found = [Verdict(record.cell.key, "status", "pass", gated, reason="measured"), judge_evidence(record, gated)]
-    if record.accuracy is not None or (record.cell.task and is_quantized(record.cell)):
-        found += judge_accuracy(record, gated, rules)
+    found = [Verdict(record.cell.key, "status", "pass", gated, reason="measured"), *judge_itself(record, header, rules)]
     disturbed = header.invalid_reason is not None
     found.append(judge_speed(record, before, gated, rules, has_baseline=baseline is not None, disturbed=disturbed))
+    return found
+
+
+def judge_itself(record: Record, header: RunHeader, rules: Rules | None = None) -> list[Verdict]:
+    """What the rules say of a measured record by itself: its evidence, its accuracy, flips and chance."""
+    gated = is_gated(record.cell, header)
+    found = [judge_evidence(record, gated)]
+    if record.accuracy is not None or (record.cell.task and is_quantized(record.cell)):
+        found += judge_accuracy(record, gated, rules)
     return found
 
 
