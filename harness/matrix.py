@@ -344,20 +344,6 @@ def skip_reason(cell: Cell) -> str | None:
     return engines.get(cell.engine).unsupported(recipes.get(cell.recipe), cell.isa, cell.deploy)
 
 
-def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ...], ...]:
-    """The CPUs of each instance of a scenario: disjoint, neighbours together.
-
-    Raises:
-        UsageError: a CPU is named twice, or there are too few.
-    """
-    threads = scenario.threads or len(cpus)
-    if len(set(cpus)) != len(cpus):
-        raise UsageError(f"CPUs {cpus} name one twice: instances of {scenario} would overlap")
-    if scenario.instances * threads > len(cpus):
-        raise UsageError(f"{scenario} needs {scenario.instances * threads} CPUs of its own; there are {len(cpus)}")
-    return tuple(cpus[start : start + threads] for start in range(0, scenario.instances * threads, threads))
-
-
 def is_brief(cell: Cell) -> bool:
     """True for BF16 cells on an ISA that emulates BF16: they are measured briefly and marked so."""
     return cell.recipe == "bf16" and cell.isa not in recipes.NATIVE_BF16_ISAS

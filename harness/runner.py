@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import fingerprint, matrix, team, time_split, timing
+from harness import fingerprint, matrix, time_split, timing
 from harness.errors import UsageError
 from harness.matrix import BASELINE, Budget, Overrides, PlannedCell, Profile, Scenario
 from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
@@ -45,7 +45,6 @@ from harness.records import (
     new_run_id,
 )
 from harness.sources import Sources
-from harness.team import Team
 from harness.time_split import Kernel, Pass
 from harness.worker import WorkerSpec
 from int8 import isa as isas
@@ -335,8 +334,6 @@ class _Measured:
     """
 
     rounds: list[Round] = field(default_factory=list)
-    #: CPUs of each instance of a scenario multi, by its process
-    cpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     linear: list[Round] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)

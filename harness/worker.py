@@ -156,27 +156,11 @@ class Worker:
         with _no_grad():
             return dataclasses.asdict(timing.warm_up(lambda: prepared(batch), cap_s))
 
-    def time(
-        self,
-        scenario: str,
-        seconds: float,
-        min_iterations: int,
-        max_iterations: int,
-        barrier: bool = False,
-        slowdown: float = 0.0,
-    ) -> dict[str, Any]:
-        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``.
-
-        With ``barrier`` the worker says that it is there (phase ``barrier``) and starts when the runner answers ``go``.
-        ``slowdown`` is for `harness selftest` alone: each iteration is made longer by that fraction of itself.
-        """
+    def time(self, scenario: str, seconds: float, min_iterations: int, max_iterations: int) -> dict[str, Any]:
+        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``."""
         prepared, batch = self._ready(), self._batch(scenario)
-        call = faults.slowed(lambda: prepared(batch), slowdown) if slowdown else lambda: prepared(batch)
-        if barrier:
-            self._tell_phase("barrier")
-            self._channel.wait_for_go()
         with _no_grad():
-            found = timing.time_slice(call, seconds, min_iterations, max_iterations)
+            found = timing.time_slice(lambda: prepared(batch), seconds, min_iterations, max_iterations)
         return {"t0": found.t0, "process": os.getpid(), "samples_s": list(found.samples_s)}
 
     def split(self, scenario: str, seconds: float, min_passes: int, max_passes: int) -> dict[str, Any]:
@@ -273,7 +257,7 @@ class Worker:
         self._channel.send("phase", phase=phase)
 
 
-_REQUESTS = ("hello", "prepare", "compile", "warm_up", "time", "split", "shape", "evaluate", "evidence", "profile")
+_REQUESTS = ("prepare", "compile", "warm_up", "time", "split", "shape", "evaluate", "evidence", "profile")
 
 
 def serve(channel: Channel) -> None:
