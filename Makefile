@@ -24,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 KEY := $(shell (cat requirements.lock pyproject.toml; pwd) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(KEY)
 
-.PHONY: help env fetch nightly smoke site test test-all lint format lock asv asv-check history-pull history-push clean
+.PHONY: help env fetch nightly smoke site docs tutorial test test-all lint format lock asv asv-check history-pull history-push clean
 
 help: ## list the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -104,6 +104,16 @@ smoke: fetch ## measure and judge the smallest profile in a store of its own: do
 site: $(STAMP) ## build the site from the stored results
 	@if compgen -G "$(RESULTS)/asv/*/machine.json" > /dev/null; then $(BIN)/asv publish --html-dir $(SITE)/asv; fi
 	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
+
+# A warning is an error. `make docs DOCS=site/docs` puts the handbook where the site links it.
+DOCS ?= build/docs
+
+docs: $(STAMP) ## build the handbook into build/docs and check its links
+	@$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees -b html docs $(DOCS)
+	$(BIN)/python -m dashboards.links --site $(DOCS)
+
+tutorial: fetch ## run every command of docs/tutorial.md as it stands there
+	@$(BIN)/python docs/run_tutorial.py
 
 history-pull: ## add the results kept on the branch `results` to the stored ones
 	@.ci/history pull $(RESULTS)
