@@ -20,7 +20,16 @@ MAY_IMPORT = {
 }
 #: The front door: it alone reaches up to the site's builder, when `report` is called.
 FRONT_DOOR = "harness.cli"
-PURE = ("int8", "int8.recipe", "int8.isa", "harness.stats", "harness.verdicts", "harness.matrix", "harness.metrics")
+PURE = (
+    "int8",
+    "int8.recipe",
+    "int8.isa",
+    "harness.stats",
+    "harness.verdicts",
+    "harness.roofline",
+    "harness.matrix",
+    "harness.metrics",
+)
 #: Third-party packages that a pure module must not bring in.
 HEAVY = ("torch", "torchao", "transformers", "datasets", "pandas", "sklearn")
 
