@@ -60,10 +60,11 @@ def summary(record: Record) -> dict[str, Any]:
 
     ``batch_s`` holds samples of the seconds a batch takes, ``batch`` its sequences; the rest are registered metrics.
     """
+    scenario = Scenario.parse(record.cell.scenario)
     return {
         "status": record.status,
         "reason": record.reason,
-        "batch": Scenario.parse(record.cell.scenario).batch,
+        "batch": scenario.batch * scenario.instances,
         "batch_s": [sample for round_ in record.timing.rounds for sample in _thinned(round_.samples_s)],
         **{name: metrics.get(name).extract(record) for name in ("accuracy_drop", "model_bytes", "quantize_s")},
     }

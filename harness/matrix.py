@@ -267,7 +267,13 @@ def parse_cell(text: str) -> Cell:
     return _cell(model, engine, _recipe(recipe).name, isa, Scenario.parse(scenario), deploy, task or None)
 
 
-def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], catalog: Catalog) -> Plan:
+def plan(
+    profile: Profile,
+    overrides: Overrides,
+    host_isas: tuple[str, ...],
+    catalog: Catalog,
+    host_cpus: int | None = None,
+) -> Plan:
     """The cells of a run.
 
     Args:
@@ -275,6 +281,7 @@ def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], cat
         overrides: what the command line replaces in it.
         host_isas: ISAs that this host can use, best first.
         catalog: the names of models and tasks that exist.
+        host_cpus: CPUs that a worker may use; scenarios that need more are skipped. None: not looked at.
 
     Returns:
         Cells grouped by model, ISA and task (the cells of a group are measured together), then by scenario, the
@@ -300,7 +307,7 @@ def plan(profile: Profile, overrides: Overrides, host_isas: tuple[str, ...], cat
             for deploy in deploys:
                 for engine, recipe in pairs:
                     cell = _cell(model, engine, recipe, isa, scenario, deploy, task)
-                    cells.append(PlannedCell(cell, skip_reason(cell)))
+                    cells.append(PlannedCell(cell, skip_reason(cell, host_cpus)))
     return Plan(tuple(cells), notices)
 
 
@@ -337,11 +344,27 @@ def _unjudged_notices(models: Iterable[str], loads: Loads, catalog: Catalog) -> 
     return (*((whole,) if alone else ()), *partly)
 
 
-def skip_reason(cell: Cell) -> str | None:
-    """Why this combination is not measured by this version; None if it is."""
-    if Scenario.parse(cell.scenario).kind == "multi":
-        return "scenario multi is not measured by this version"
+def skip_reason(cell: Cell, host_cpus: int | None = None) -> str | None:
+    """Why this combination is not measured by this version or, with ``host_cpus`` CPUs, on this host; None if it is."""
+    scenario = Scenario.parse(cell.scenario)
+    needed = scenario.instances * (scenario.threads or 1)
+    if host_cpus is not None and needed > host_cpus:
+        return f"{cell.scenario} needs {needed} CPUs of its own and this host grants {host_cpus}"
     return engines.get(cell.engine).unsupported(recipes.get(cell.recipe), cell.isa, cell.deploy)
+
+
+def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ...], ...]:
+    """The CPUs of each instance of a scenario: disjoint, neighbours together.
+
+    Raises:
+        UsageError: a CPU is named twice, or there are too few.
+    """
+    threads = scenario.threads or len(cpus)
+    if len(set(cpus)) != len(cpus):
+        raise UsageError(f"CPUs {cpus} name one twice: instances of {scenario} would overlap")
+    if scenario.instances * threads > len(cpus):
+        raise UsageError(f"{scenario} needs {scenario.instances * threads} CPUs of its own; there are {len(cpus)}")
+    return tuple(cpus[start : start + threads] for start in range(0, scenario.instances * threads, threads))
 
 
 def is_brief(cell: Cell) -> bool:

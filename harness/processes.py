@@ -22,7 +22,8 @@ from typing import Any
 
 from harness import fingerprint
 from harness.errors import HarnessError
-from harness.worker import WorkerSpec
+from harness.matrix import Budget
+from harness.worker import PROTOCOL, WorkerSpec
 from int8 import isa as isas
 
 #: Lines of a worker's log that a failure's reason quotes.
@@ -39,6 +40,23 @@ class WorkerError(HarnessError):
 
 class WorkerDeathError(WorkerError):
     """The worker is gone: it died, or was ended because it did not answer in time."""
+
+
+#: The protocol of workers that do not know ``hello``.
+_OLDEST_PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Home:
+    """Whose code a worker runs: the folder that holds the packages, and the interpreter with what they import."""
+
+    tree: Path
+    python: Path
+
+    @classmethod
+    def own(cls) -> Home:
+        """This process's code and interpreter."""
+        return cls(Path(__file__).resolve().parents[1], Path(sys.executable))
 
 
 @dataclass(frozen=True)
@@ -87,15 +105,18 @@ def _siblings(root: Path, cpu: int) -> list[int]:
         return [cpu]
 
 
-def compile_cache(isa: str) -> Path:
-    """Inductor's cache folder of one ISA: its keys do not contain the ISA, so that caches must not be shared."""
-    return fingerprint.project_root() / ".cache" / "inductor" / isa
+def compile_cache(isa: str, tree: Path | None = None) -> Path:
+    """Inductor's cache folder of one ISA: its keys do not contain the ISA, so that caches must not be shared.
+
+    ``tree``: the other revision whose cache it is; its keys do not contain our passes' code either.
+    """
+    return (tree or fingerprint.project_root()) / ".cache" / "inductor" / isa
 
 
-def worker_environment(spec: WorkerSpec, base: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(spec: WorkerSpec, base: Mapping[str, str], home: Home | None = None) -> dict[str, str]:
     """The environment that a worker starts with: ``base`` with the ISA's mask, threads, pinning and caches set."""
     cpus = [str(cpu) for cpu in spec.cpus]
-    package_root = str(Path(__file__).resolve().parents[1])
+    package_root = str((home or Home.own()).tree)
     inherited = {k: v for k, v in isas.clean_environment(base).items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
     return {
         **inherited,
@@ -114,7 +135,7 @@ def worker_environment(spec: WorkerSpec, base: Mapping[str, str]) -> dict[str, s
         # passes (well under a millisecond), of Intel's milliseconds.
         "GOMP_SPINCOUNT": "100000",
         "KMP_BLOCKTIME": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(compile_cache(spec.isa)),
+        "TORCHINDUCTOR_CACHE_DIR": str(compile_cache(spec.isa, home.tree if home else None)),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
@@ -130,21 +151,29 @@ class WorkerHandle:
         log: Path,
         timeouts: Timeouts | None = None,
         environment: Mapping[str, str] | None = None,
+        home: Home | None = None,
     ) -> None:
-        """Start the worker; nothing is loaded before ``prepare``. ``log`` receives all that it prints."""
+        """Start the worker; nothing is loaded before ``prepare``. ``log`` receives all that it prints.
+
+        ``home``: the revision whose code it runs, where that is not this one's.
+        """
         self.spec = spec
+        self._home = home
         self._log = log
         self._timeouts = timeouts or Timeouts()
         self._buffer = b""
         self._killed = False
         child_in, self._commands = os.pipe()
         self._replies, child_out = os.pipe()
-        command = [sys.executable, "-m", "harness.worker", str(child_in), str(child_out)]
+        python = sys.executable if home is None else str(home.python)
+        command = [python, "-m", "harness.worker", str(child_in), str(child_out)]
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command,
-                    env=worker_environment(spec, os.environ if environment is None else environment),
+                    env=worker_environment(spec, os.environ if environment is None else environment, home),
+                    # `python -m` looks for packages in the current folder first.
+                    cwd=None if home is None else home.tree,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -171,8 +200,45 @@ class WorkerHandle:
         return self._process.poll() is None
 
     def prepare(self, on_phase: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """Send the spec; see Worker.prepare."""
-        return self.request("prepare", on_phase=on_phase, spec=dataclasses.asdict(self.spec))
+        """Send the spec; see Worker.prepare.
+
+        Raises:
+            WorkerError: the worker speaks a protocol that this harness does not, or runs other code than it should.
+        """
+        if self._home is not None:
+            self._check_home(self._home)
+        return self.request("prepare", on_phase=on_phase, spec=_shortest(self.spec))
+
+    def time(self, scenario: str, budget: Budget, slowdown: float = 0.0) -> list[dict[str, Any]]:
+        """One slice of a scenario: the answer of the only instance."""
+        injected: dict[str, Any] = {"slowdown": slowdown} if slowdown else {}
+        return [self.request("time", scenario=scenario, **slice_fields(budget), **injected)]
+
+    def go(self) -> None:
+        """Let a worker go on that waits at the barrier."""
+        self._send({"do": "go"}, "time")
+
+    def _check_home(self, home: Home) -> None:
+        found = self._protocol()
+        protocol = int(found["protocol"])
+        if not _OLDEST_PROTOCOL <= protocol <= PROTOCOL:
+            raise WorkerError(
+                f"the worker of {home.tree} speaks protocol {protocol}, this harness {_OLDEST_PROTOCOL} to {PROTOCOL}; "
+                "compare from a checkout of the newer revision"
+            )
+        tree = found.get("tree")
+        if tree is not None and Path(tree) != home.tree.resolve():
+            raise WorkerError(f"the worker runs the code of {tree} instead of {home.tree}")
+
+    def _protocol(self) -> dict[str, Any]:
+        try:
+            return self.request("hello")
+        except WorkerDeathError:
+            raise
+        except WorkerError as error:
+            if "unknown request" in str(error):
+                return {"protocol": _OLDEST_PROTOCOL}
+            raise
 
     def request(self, name: str, *, on_phase: Callable[[str], None] | None = None, **fields: Any) -> dict[str, Any]:
         """Send a request and wait for its answer.
@@ -267,6 +333,21 @@ class WorkerHandle:
             if descriptor >= 0:
                 os.close(descriptor)
                 setattr(self, name, -1)
+
+
+def slice_fields(budget: Budget) -> dict[str, Any]:
+    """The part of a budget that a request ``time`` carries."""
+    return {
+        "seconds": budget.slice_s,
+        "min_iterations": budget.min_iterations,
+        "max_iterations": budget.max_iterations,
+    }
+
+
+def _shortest(spec: WorkerSpec) -> dict[str, Any]:
+    """The spec without fields that have their default: an older revision's worker may not know them."""
+    defaults = {one.name: one.default for one in dataclasses.fields(spec)}
+    return {name: value for name, value in dataclasses.asdict(spec).items() if value != defaults[name]}
 
 
 def _how_it_ended(code: int) -> str:

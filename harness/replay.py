@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import matrix, runner
+from harness import matrix, runner, team
 from harness.errors import UsageError
-from harness.processes import WorkerHandle, worker_cpus
+from harness.processes import worker_cpus
 from harness.records import Cell, Record, Store
 from harness.sources import Sources
 from int8 import isa as isas
@@ -64,7 +64,7 @@ def profile(
     cell = checked(key, sources)
     spec = runner.worker_spec((cell,), worker_cpus(), None, None, sources or Sources())
     with tempfile.TemporaryDirectory(prefix="harness-replay-") as folder:
-        handle = WorkerHandle(spec, Path(folder) / "log")
+        handle = team.start(spec, Path(folder) / "log")
         try:
             handle.prepare(on_phase)
             handle.request("compile", on_phase=on_phase, scenario=cell.scenario)
@@ -82,7 +82,7 @@ def checked(key: str, sources: Sources | None = None) -> Cell:
     cell = dataclasses.replace(cell, isa=isas.best() if cell.isa == "native" else cell.isa)
     if cell.isa not in isas.supported():
         raise UsageError(f"this host lacks ISA {cell.isa}; it has {', '.join(isas.supported())}")
-    reason = matrix.skip_reason(cell)
+    reason = matrix.skip_reason(cell, len(worker_cpus()))
     if reason is not None:
         raise UsageError(f"{cell.key} is not measured: {reason}")
     if cell.task is not None and (cell.model, cell.task) in runner.catalog(sources).unjudged:

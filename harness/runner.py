@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import fingerprint, matrix, time_split, timing
+from harness import fingerprint, matrix, team, time_split, timing
 from harness.errors import UsageError
 from harness.matrix import BASELINE, Budget, Overrides, PlannedCell, Profile, Scenario
 from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
@@ -33,6 +33,7 @@ from harness.records import (
     Accuracy,
     Cell,
     Evidence,
+    Instance,
     Memory,
     Record,
     Round,
@@ -45,6 +46,7 @@ from harness.records import (
     new_run_id,
 )
 from harness.sources import Sources
+from harness.team import Team
 from harness.time_split import Kernel, Pass
 from harness.worker import WorkerSpec
 from int8 import isa as isas
@@ -144,7 +146,7 @@ def plan(options: RunOptions) -> matrix.Plan:
     # A folder may be named without a slash; it is a model like any other.
     folders = tuple(name for name in asked if name not in known.models and Path(name).is_dir())
     known = dataclasses.replace(known, models=known.models + folders)
-    return matrix.plan(options.profile, options.overrides, isas.supported(), known)
+    return matrix.plan(options.profile, options.overrides, isas.supported(), known, len(worker_cpus()))
 
 
 def run(options: RunOptions, store: Store, on_event: OnEvent = lambda event: None) -> Summary:
@@ -206,12 +208,13 @@ def _host_at_end() -> dict[str, Any]:
 
 
 def _groups(cells: Sequence[PlannedCell]) -> list[list[Cell]]:
-    """The cells to measure, by model, ISA and task, in the plan's order."""
-    groups: dict[tuple[str, str, str | None], list[Cell]] = {}
+    """The cells to measure, by model, ISA and task, in the plan's order; each scenario ``multi`` by itself."""
+    groups: dict[tuple[str, str, str | None, str | None], list[Cell]] = {}
     for planned in cells:
         if planned.skip_reason is None:
             cell = planned.cell
-            groups.setdefault((cell.model, cell.isa, cell.task), []).append(cell)
+            own = cell.scenario if Scenario.parse(cell.scenario).kind == "multi" else None
+            groups.setdefault((cell.model, cell.isa, cell.task, own), []).append(cell)
     return list(groups.values())
 
 
@@ -317,7 +320,7 @@ class _Member:
     """One worker of a group and what is known about it. ``cells``: those of its scenarios not yet recorded."""
 
     cells: list[Cell]
-    handle: WorkerHandle | None = None
+    handle: WorkerHandle | Team | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     compile_s: dict[str, float] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
@@ -334,6 +337,8 @@ class _Measured:
     """
 
     rounds: list[Round] = field(default_factory=list)
+    #: CPUs of each instance of a scenario multi, by its process
+    cpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     linear: list[Round] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -391,7 +396,8 @@ class _Group:
         if limit is not None and len(live) >= max(limit, 2):
             return False
         peaks = [member.memory.peak_rss_bytes or 0 for member in live]
-        return memory_holds(self._model_bytes, peaks, _available_bytes(), fingerprint.memory_limit_bytes())
+        instances = Scenario.parse(self._scenarios[0]).instances
+        return memory_holds(self._model_bytes, peaks, _available_bytes(), fingerprint.memory_limit_bytes(), instances)
 
     def _prepare(self, member: _Member) -> None:
         """Start the worker, make its model ready, compile all its scenarios, prove what runs, judge accuracy."""
@@ -401,7 +407,7 @@ class _Group:
         limit = _limit(first, session.options)
         spec = worker_spec(cells, session.cpus, judged_in, limit, session.options.sources)
         session.tell("worker", f"{spec.label}: start", first.key)
-        member.handle = WorkerHandle(spec, session.path(".log"), session.options.timeouts)
+        member.handle = team.start(spec, session.path(".log"), session.options.timeouts)
         ready = member.handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
         session.tell("phase", f"{spec.label}: compile", first.key, _PREPARE_S)
         member.seconds = ready["seconds"]
@@ -501,14 +507,10 @@ class _Group:
 
     def _slice(self, member: _Member, scenario: str, measured: _Measured, budget: Budget) -> None:
         assert member.handle is not None
-        answer = member.handle.request(
-            "time",
-            scenario=scenario,
-            seconds=budget.slice_s,
-            min_iterations=budget.min_iterations,
-            max_iterations=budget.max_iterations,
-        )
-        measured.rounds.append(Round(answer["t0"], answer["process"], tuple(answer["samples_s"])))
+        for answer in member.handle.time(scenario, budget):
+            measured.rounds.append(Round(answer["t0"], answer["process"], tuple(answer["samples_s"])))
+            if "cpus" in answer:
+                measured.cpus[answer["process"]] = tuple(answer["cpus"])
         label = member.handle.spec.label
         self._session.tell("slice", f"{label}/{scenario}: slice {len(measured.rounds)}", done_s=budget.slice_s)
 
@@ -636,12 +638,15 @@ def _cell(member: _Member, scenario: str) -> Cell | None:
 
 
 def _timing(member: _Member, scenario: str, measured: _Measured, brief: bool) -> Timing:
-    """The clocks of a cell. Percentiles and throughput are over the samples of all its rounds."""
+    """The clocks of a cell. Percentiles and throughput are over the samples of all its rounds; instances that ran at
+    once add up."""
     samples = [sample for one in measured.rounds for sample in one.samples_s]
     sequences = Scenario.parse(scenario).batch
+    instances = tuple(_instance(process, cpus, measured, sequences) for process, cpus in measured.cpus.items())
+    alone = timing.throughput(samples, sequences) if samples else None
     return Timing(
         rounds=tuple(measured.rounds),
-        throughput=timing.throughput(samples, sequences) if samples else None,
+        throughput=sum(one.throughput for one in instances) if instances else alone,
         latency_s=timing.latency(samples) if samples else None,
         load_s=member.seconds.get("load"),
         calibrate_s=member.seconds.get("calibrate"),
@@ -650,7 +655,13 @@ def _timing(member: _Member, scenario: str, measured: _Measured, brief: bool) ->
         warmup_s=measured.warmup.seconds if measured.warmup else None,
         steady=measured.warmup.steady if measured.warmup else None,
         brief=brief,
+        instances=instances,
     )
+
+
+def _instance(process: int, cpus: tuple[int, ...], measured: _Measured, sequences: int) -> Instance:
+    own = [sample for one in measured.rounds if one.process == process for sample in one.samples_s]
+    return Instance(cpus, process, timing.throughput(own, sequences))
 
 
 def _speedup(reference: Timing | None, own: Timing) -> Speedup | None:
@@ -682,8 +693,8 @@ def _arrays(path: Path) -> dict[str, Any]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def memory_holds(model_bytes: int, peaks: Sequence[int], available: int, limit: int | None) -> bool:
-    """Whether one more worker fits.
+def memory_holds(model_bytes: int, peaks: Sequence[int], available: int, limit: int | None, instances: int = 1) -> bool:
+    """Whether one more worker (or ``instances`` of them, where they run at once) fits.
 
     Args:
         model_bytes: the model's FP32 parameters.
@@ -691,7 +702,7 @@ def memory_holds(model_bytes: int, peaks: Sequence[int], available: int, limit: 
         available: bytes that the host has free now; the live workers' are no longer among them.
         limit: bytes that the cgroup grants; None for no limit.
     """
-    need = PROCESS_BYTES + MODEL_COPIES * model_bytes
+    need = instances * (PROCESS_BYTES + MODEL_COPIES * model_bytes)
     within_limit = limit is None or sum(peaks) + need <= MEMORY_SHARE * limit
     return need <= MEMORY_SHARE * available and within_limit
 

@@ -8,6 +8,9 @@ prints goes to stdout and stderr, which are the worker's log.
 A request is ``{"do": NAME, ...}``; NAME is a method of :class:`Worker` marked as a request. The answer is
 ``{"event": "done", ...}`` or ``{"event": "failed", "reason": ...}``; before it may come ``{"event": "phase", ...}``.
 Between requests the worker blocks in a read, burning no CPU, and ends when the pipe does.
+
+``PROTOCOL`` numbers this language. The answer to ``hello`` holds the number, because `harness compare` runs workers of
+other revisions, which must not be misunderstood. Workers of protocol 1 do not know ``hello``; 2 only added options.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from harness import engines, timing
+from harness import engines, faults, timing
 from harness.engines import Batch, Clocks, Prepared
 from harness.errors import HarnessError
 from harness.matrix import Scenario
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 #: Batches of random tokens that calibrate a model for which no task has text.
 SYNTHETIC_CALIBRATION_BATCHES = 8
 SEED = 20260
+#: The version of requests and replies; see the module's docstring.
+PROTOCOL = 2
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,6 +102,16 @@ class Channel:
         for line in self._commands:
             yield json.loads(line)
 
+    def wait_for_go(self) -> None:
+        """Block until the runner says ``go``: the barrier of instances that start together.
+
+        Raises:
+            HarnessError: it said something else, or is gone.
+        """
+        line = self._commands.readline()
+        if not line or json.loads(line).get("do") != "go":
+            raise HarnessError("the other instances did not start")
+
     def send(self, event: str, **fields: Any) -> None:
         """Send one reply."""
         self._replies.write(json.dumps({"event": event, **fields}) + "\n")
@@ -114,7 +129,11 @@ class Worker:
         self._prepared: Prepared | None = None
         self._batches: dict[str, Batch] = {}
         self._references: dict[tuple[int, int | None], Floats] = {}
-        self._notes: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = (f"fault injected: {faults.named()}",) if faults.named() else ()
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers: the protocol's version, and the folder whose code runs."""
+        return {"protocol": PROTOCOL, "tree": str(Path(__file__).resolve().parents[1])}
 
     def prepare(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Load, calibrate and quantize. Answers clocks, what the model is, and its memory."""
@@ -123,7 +142,9 @@ class Worker:
         engine = engines.get(wanted.engine)
         recipe = recipes.get(wanted.recipe)
         with clock.measure("load"):
+            faults.before_torch()
             model = _load(wanted)
+            faults.after_torch()
             self._task = _task(wanted, model)
         self._model = model
         reason = _too_long(wanted, model)
@@ -156,11 +177,27 @@ class Worker:
         with _no_grad():
             return dataclasses.asdict(timing.warm_up(lambda: prepared(batch), cap_s))
 
-    def time(self, scenario: str, seconds: float, min_iterations: int, max_iterations: int) -> dict[str, Any]:
-        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``."""
+    def time(
+        self,
+        scenario: str,
+        seconds: float,
+        min_iterations: int,
+        max_iterations: int,
+        barrier: bool = False,
+        slowdown: float = 0.0,
+    ) -> dict[str, Any]:
+        """Time one slice of a scenario. Answers ``t0``, ``process`` and ``samples_s``.
+
+        With ``barrier`` the worker says that it is there (phase ``barrier``) and starts when the runner answers ``go``.
+        ``slowdown`` is for `harness selftest` alone: each iteration is made longer by that fraction of itself.
+        """
         prepared, batch = self._ready(), self._batch(scenario)
+        call = faults.slowed(lambda: prepared(batch), slowdown) if slowdown else lambda: prepared(batch)
+        if barrier:
+            self._tell_phase("barrier")
+            self._channel.wait_for_go()
         with _no_grad():
-            found = timing.time_slice(lambda: prepared(batch), seconds, min_iterations, max_iterations)
+            found = timing.time_slice(call, seconds, min_iterations, max_iterations)
         return {"t0": found.t0, "process": os.getpid(), "samples_s": list(found.samples_s)}
 
     def split(self, scenario: str, seconds: float, min_passes: int, max_passes: int) -> dict[str, Any]:
@@ -230,7 +267,7 @@ class Worker:
             return self._task.calibration()
         assert self._spec is not None
         if recipes.get(self._spec.recipe).quantized:
-            self._notes = ("calibrated on random tokens: no task gives text",)
+            self._notes += ("calibrated on random tokens: no task gives text",)
         return _random_batches(model, self._spec.scenarios[0])
 
     def _evidence(self, scenario: str) -> dict[str, Any]:
@@ -257,7 +294,7 @@ class Worker:
         self._channel.send("phase", phase=phase)
 
 
-_REQUESTS = ("prepare", "compile", "warm_up", "time", "split", "shape", "evaluate", "evidence", "profile")
+_REQUESTS = ("hello", "prepare", "compile", "warm_up", "time", "split", "shape", "evaluate", "evidence", "profile")
 
 
 def serve(channel: Channel) -> None:

@@ -200,11 +200,15 @@ def test_the_schemes_of_llm_int8_are_ours_alone() -> None:
     assert measured == {("int8", scheme) for scheme in schemes}
 
 
-def test_aoti_and_multi_are_skipped_not_run_as_something_else() -> None:
+def test_aoti_is_skipped_not_run_as_something_else() -> None:
     plan = matrix.plan(make(), Overrides(deploys=("aoti",)), XEON, CATALOG)
     assert not keys(plan)
-    plan = matrix.plan(make(), Overrides(scenarios=("multi:2x1:b8:s128",)), XEON, CATALOG)
-    assert not keys(plan)
+
+
+def test_multi_is_measured_where_its_instances_have_cpus_of_their_own() -> None:
+    overrides = Overrides(scenarios=("multi:2x1:b8:s128",))
+    assert keys(matrix.plan(make(), overrides, XEON, CATALOG, host_cpus=2))
+    assert not keys(matrix.plan(make(), overrides, XEON, CATALOG, host_cpus=1))
 
 
 def test_synthetic_weights_are_not_judged() -> None:
