@@ -17,19 +17,21 @@ Values are positive costs (seconds, bytes: lower is better). Work is done on log
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
-from harness.stats import Array, robust_sigma
+from harness.stats import Array, median, robust_sigma
 
 #: Variance of a median over that of a mean on normal noise: pi / 2.
 _MEDIAN_EXCESS = math.pi / 2
 #: So many runs in a row near the old level end an alarm: as many as the shortest window needs to begin one.
-_BACK = 3
+BACK = 3
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,15 @@ class Watch:
 
     ``windows`` are tried after each run: the short ones see large steps at once, the long one small steps later.
     ``history`` is how many runs before the window make the level and its noise, ``least_history`` how many must exist.
-    Changes below ``smallest`` (a fraction) are never alarmed, however quiet a series is.
+    Changes below ``smallest`` (a fraction) are never alarmed, however quiet a series is. A gain that has lasted
+    ``keep`` runs after it was found becomes the level.
     """
 
     windows: tuple[Window, ...] = (Window(3, 3, 3.25), Window(5, 4, 2.75), Window(10, 8, 2.0))
     history: int = 60
     least_history: int = 10
     smallest: float = 0.01
+    keep: int = 10
 
 
 @dataclass(frozen=True)
@@ -94,25 +98,74 @@ class Level:
     confirmed: bool
 
 
-def watch(values: Sequence[float | None], rule: Watch | None = None, accepted: Iterable[int] = ()) -> list[Change]:
+@dataclass(frozen=True)
+class Start:
+    """A level begins at run ``first``; that it does is known from run ``since`` on."""
+
+    first: int
+    since: int
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What :func:`follow` found: ``changes`` are alarms in order, ``starts`` say where levels begin."""
+
+    changes: tuple[Change, ...]
+    starts: tuple[Start, ...]
+
+    def open_at(self, position: int) -> Change | None:
+        """The alarm that stands after run ``position``, None if there is none."""
+        for change in reversed(self.changes):
+            if change.found <= position and (change.ended is None or position < change.ended):
+                return change
+        return None
+
+
+def watch(
+    values: Sequence[float | None],
+    rule: Watch | None = None,
+    accepted: Iterable[int] = (),
+    known: Iterable[int] = (),
+) -> list[Change]:
     """Every alarm that the series gave, in order; the last one is the current one if its ``ended`` is None.
 
-    The level is that of the runs before the window, back to the last accepted change. While an alarm lasts the level
-    stays what it was, so that a slowdown is not taken for normal merely because it went on.
+    The level is that of the runs before the window, back to where it begins. While an alarm lasts the level stays what
+    it was, so that a slowdown is not taken for normal merely because it went on.
 
     Args:
         values: a cost a run, oldest first; None, NaN and what is not positive count as missing.
         rule: when to be alarmed.
-        accepted: positions from which a new level is accepted: nothing before them is looked at from there on.
+        accepted: positions of runs that were accepted. Such a run begins a level if it lies within a change: among the
+            runs that made the alarm, or later while it stands. Where nothing has changed it means nothing.
+        known: positions from which a change is known: a level begins there in any case.
     """
+    return list(follow(values, rule, accepted, known).changes)
+
+
+def follow(
+    values: Sequence[float | None],
+    rule: Watch | None = None,
+    accepted: Iterable[int] = (),
+    known: Iterable[int] = (),
+) -> Followed:
+    """As :func:`watch`, with the positions where levels begin."""
     rule = rule or Watch()
     logs, places = _usable(values)
-    starts = sorted({0, *(int(np.searchsorted(places, place)) for place in accepted)})
+    if not len(logs):
+        return Followed((), ())
+    bounds = sorted({0, *(int(np.searchsorted(places, place)) for place in known)} - {len(places)})
+    marks = [int(np.searchsorted(places, place)) for place in sorted(accepted)]
     found: list[Change] = []
-    for start, end in zip(starts, [*starts[1:], len(logs)], strict=True):
-        accepted_at = int(places[end]) if end < len(logs) else None
-        found += _watch_segment(logs[start:end], places[start:end], rule, accepted_at)
-    return found
+    starts: list[Start] = []
+    for start, end in zip(bounds, [*bounds[1:], len(logs)], strict=True):
+        known_at = int(places[end]) if end < len(logs) else None
+        inside = [mark for mark in marks if start < mark < end]
+        for change, level_from in _watch_segment(logs, places, start, end, rule, inside):
+            if level_from is not None:
+                starts.append(level_from)
+            if change is not None:
+                found.append(dataclasses.replace(change, ended=known_at) if change.ended is None else change)
+    return Followed(tuple(found), tuple(starts))
 
 
 def _usable(values: Sequence[float | None]) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -122,27 +175,59 @@ def _usable(values: Sequence[float | None]) -> tuple[Array, npt.NDArray[np.int64
     return np.log(costs[places]), places
 
 
-def _watch_segment(logs: Array, places: npt.NDArray[np.int64], rule: Watch, accepted_at: int | None) -> list[Change]:
-    found: list[Change] = []
+def _watch_segment(
+    logs: Array, places: npt.NDArray[np.int64], start: int, end: int, rule: Watch, accepted: Sequence[int]
+) -> Iterator[tuple[Change | None, Start | None]]:
+    """Changes of runs ``start`` to ``end`` and beginnings of levels, each with None for the other."""
+    if start < end:
+        yield None, Start(int(places[start]), int(places[start]))
+    kept = np.arange(start, end)  # runs that belong to the level or have yet to be looked at
     since = 0
-    while True:
-        hit = _first_alarm(logs, since, rule)
-        if hit is None:
-            return found
+    while (hit := _first_alarm(logs[kept], since, rule)) is not None:
         now, runs, shift = hit
-        first, ended = now - runs + 1, _return_to_level(logs, now, runs, shift)
-        last = accepted_at if ended is None else int(places[ended])
-        found.append(Change(int(places[first]), int(places[now]), math.expm1(shift), last))
-        if ended is None:
-            return found
-        # What was measured during the alarm is no part of the level that the series came back to.
-        keep = np.r_[:first, ended - _BACK + 1 : len(logs)]
-        logs, places, since = logs[keep], places[keep], first + _BACK
+        own = logs[kept]
+        first = now - runs + 1
+        back = _return_to_level(own, now, runs, shift)
+        level = _new_level(kept, first, now, shift, back, rule, accepted)
+        alarm = Change(int(places[kept[first]]), int(places[kept[now]]), math.expm1(shift))
+        if level is not None:
+            if level.since > kept[now]:
+                yield dataclasses.replace(alarm, ended=int(places[level.since])), None
+            yield None, Start(int(places[level.first]), int(places[level.since]))
+            kept, since = np.arange(level.first, end), int(level.since - level.first)
+        elif back is not None:
+            yield dataclasses.replace(alarm, ended=int(places[kept[back]])), None
+            # What was measured during the alarm is no part of the level that the series came back to.
+            kept, since = np.r_[kept[:first], kept[back - BACK + 1 :]], first + BACK
+        else:
+            yield alarm, None
+            return
+
+
+def _new_level(
+    kept: npt.NDArray[np.int64],
+    first: int,
+    now: int,
+    shift: float,
+    back: int | None,
+    rule: Watch,
+    accepted: Sequence[int],
+) -> Start | None:
+    """Where a change becomes the level because it was accepted, or because it is a gain that has lasted; None if it
+    does not. Positions count usable runs."""
+    until = kept[back] if back is not None else kept[-1] + 1
+    mark = next((mark for mark in accepted if kept[first] <= mark < until), None)
+    lasted = now + rule.keep if shift < 0 else len(kept)
+    kept_at = int(kept[lasted]) if lasted < len(kept) and kept[lasted] < until else None
+    if mark is not None and (kept_at is None or mark <= kept_at):
+        return Start(mark, max(mark, int(kept[now])))
+    return None if kept_at is None else Start(int(kept[first]), kept_at)
 
 
 def _first_alarm(logs: Array, since: int, rule: Watch) -> tuple[int, int, float] | None:
     """The first alarm at or after run ``since``: its run, the runs of its window, and the log shift."""
-    shifts = np.stack([_shifts(logs, window, rule) for window in rule.windows])
+    level, unit = _levels_before(logs, rule)
+    shifts = np.stack([_shifts(logs, level, unit, window, rule) for window in rule.windows])
     hits = np.flatnonzero(shifts.any(axis=0) & (np.arange(len(logs)) >= since))
     if not len(hits):
         return None
@@ -155,42 +240,88 @@ def _return_to_level(logs: Array, found: int, runs: int, shift: float) -> int | 
     """The run after which a few in a row lie nearer to the old level than to the new one; None if there is none."""
     middle = float(np.median(logs[found - runs + 1 : found + 1])) - shift / 2
     back = np.sign(shift) * (logs - middle) < 0
-    for now in range(found + _BACK, len(logs)):
-        if back[now - _BACK + 1 : now + 1].all():
+    for now in range(found + BACK, len(logs)):
+        if back[now - BACK + 1 : now + 1].all():
             return now
     return None
 
 
-def _shifts(logs: Array, window: Window, rule: Watch) -> Array:
+def _levels_before(logs: Array, rule: Watch) -> tuple[Array, Array]:
+    """(runs + 1,) level of up to ``rule.history`` runs before each run and the unit in which windows count; NaN where
+    fewer than ``rule.least_history`` come before."""
+    count = len(logs) + 1
+    level, unit = np.full(count, math.nan), np.full(count, math.nan)
+    for split in range(rule.least_history, min(count, rule.history)):
+        level[split], _, unit[split] = level_of(logs[:split], rule.history)
+    if len(logs) >= rule.history:
+        views = np.lib.stride_tricks.sliding_window_view(logs, rule.history)
+        level[rule.history :] = median(views)
+        unit[rule.history :] = robust_sigma(views) * math.sqrt(1 + _MEDIAN_EXCESS / rule.history)
+    return level, unit
+
+
+def _shifts(logs: Array, level: Array, unit: Array, window: Window, rule: Watch) -> Array:
     """(runs,) log shift of the newest runs from the level before them where that is an alarm, else 0."""
     shifts = np.zeros(len(logs))
-    for now in range(rule.least_history + window.runs - 1, min(len(logs), rule.history + window.runs - 1)):
-        split = now - window.runs + 1
-        shifts[now] = _alarm(logs[None, :split], logs[None, split : now + 1], window, rule)[0]
-    whole = rule.history + window.runs
-    if len(logs) >= whole:
-        views = np.lib.stride_tricks.sliding_window_view(logs, whole)
-        shifts[whole - 1 :] = _alarm(views[:, : rule.history], views[:, rule.history :], window, rule)
+    if len(logs) < window.runs:
+        return shifts
+    newest = np.lib.stride_tricks.sliding_window_view(logs, window.runs)
+    splits = slice(0, len(newest))  # a window that begins at run k is held against the level before run k
+    away = newest - level[splits, None]
+    threshold = np.maximum(window.sigmas * unit[splits], math.log1p(rule.smallest))[:, None]
+    alarmed = np.maximum((away > threshold).sum(axis=1), (away < -threshold).sum(axis=1)) >= window.beyond
+    shifts[window.runs - 1 :] = np.where(alarmed, median(away), 0.0)
     return shifts
 
 
-def _alarm(before: Array, newest: Array, window: Window, rule: Watch) -> Array:
-    """(k,) log shift of ``newest`` (k, runs) from the level of ``before`` (k, history) where it is an alarm, else 0."""
-    level = np.median(before, axis=1, keepdims=True)
-    uncertainty = math.sqrt(1 + _MEDIAN_EXCESS / before.shape[1])
-    threshold = np.maximum(window.sigmas * uncertainty * robust_sigma(before), math.log1p(rule.smallest))[:, None]
-    away = newest - level
-    alarmed = np.maximum((away > threshold).sum(axis=1), (away < -threshold).sum(axis=1)) >= window.beyond
-    shift: Array = np.where(alarmed, np.median(away, axis=1), 0.0)
-    return shift
+def level_of(logs: Array, history: int) -> tuple[float, float, float]:
+    """Level of the last ``history`` of some log costs, their noise, and the unit in which windows count: the noise with
+    what is unsure about the level."""
+    before = logs[-history:]
+    sigma = float(robust_sigma(before))
+    return float(median(before)), sigma, sigma * math.sqrt(1 + _MEDIAN_EXCESS / len(before))
 
 
-def drift(values: Sequence[float | None], pinned: Sequence[float | None], rule: Pinned | None = None) -> float | None:
+#: The noise that p-values assume: Student's t with three degrees of freedom, and a share of wild nights.
+_TAIL_FREEDOM, _WILD_SHARE = 3, 0.02
+#: A robust standard deviation of that distribution over its scale: 1.4826 times its median absolute deviation.
+_TAIL_SIGMA = 1.4826 * 0.7649
+
+
+def surprise(away: Array, unit: float, rule: Watch | None = None) -> float:
+    """p-value of runs that lie ``away`` (n,) from their level, in logs: how likely it is that without any change so
+    many of the newest 3, 5, 10 or n lie beyond their thresholds on the side of the majority.
+
+    Each run is beyond a threshold with the probability of a heavy tail plus that of a wild night, independently; the
+    number of looks multiplies the smallest of the tails (Bonferroni).
+    """
+    rule = rule or Watch()
+    if unit <= 0 or not len(away):
+        return 0.0 if len(away) and np.median(away) != 0 else 1.0
+    side = away if np.median(away) >= 0 else -away
+    looks = [(window.runs, window.sigmas) for window in rule.windows if window.runs <= len(side)]
+    looks.append((len(side), min(window.sigmas for window in rule.windows)))
+    tails = []
+    for runs, sigmas in looks:
+        one = float(special.stdtr(_TAIL_FREEDOM, -sigmas * _TAIL_SIGMA)) + _WILD_SHARE
+        beyond = int((side[-runs:] > max(sigmas * unit, math.log1p(rule.smallest))).sum())
+        tails.append(float(special.bdtrc(beyond - 1, runs, one)) if beyond else 1.0)
+    return min(1.0, len(looks) * min(tails))
+
+
+def drift(
+    values: Sequence[float | None],
+    pinned: Sequence[float | None],
+    rule: Pinned | None = None,
+    steps: Sequence[tuple[Sequence[float | None], Sequence[float | None]]] = (),
+) -> float | None:
     """Relative change of the newest runs of a series against those of a pinned release, where it is an alarm.
 
     Args:
-        values: a cost a run, oldest first, without the steps that were accepted since the pinned release.
+        values: a cost a run, oldest first, since the last step that was accepted.
         pinned: costs of the same cell in the runs of the pinned release.
+        steps: of each step accepted since then, the costs next to it before and after. The steps are no part of the
+            change; what is unsure about their sizes is part of its error.
 
     Returns:
         The change (0.015 is 1.5 % slower), or None: no alarm, or too few runs on either side (fewer than ten).
@@ -199,9 +330,14 @@ def drift(values: Sequence[float | None], pinned: Sequence[float | None], rule: 
     newest, reference = _usable(values)[0][-rule.runs :], _usable(pinned)[0]
     if min(len(newest), len(reference)) < 10:
         return None
-    shift = float(np.median(newest) - np.median(reference))
+    sides = [(_usable(before)[0], _usable(after)[0]) for before, after in steps]
+    if any(not len(before) or not len(after) for before, after in sides):
+        return None
+    shift = float(median(newest) - median(reference))
+    shift -= sum(float(median(after) - median(before)) for before, after in sides)
     sigma = max(float(robust_sigma(newest)), float(robust_sigma(reference)))
-    error = sigma * math.sqrt(_MEDIAN_EXCESS * (1 / len(newest) + 1 / len(reference)))
+    shares = 1 / len(newest) + 1 / len(reference) + sum(1 / len(one) for side in sides for one in side)
+    error = sigma * math.sqrt(_MEDIAN_EXCESS * shares)
     return math.expm1(shift) if abs(shift) > max(rule.sigmas * error, math.log1p(rule.smallest)) else None
 
 

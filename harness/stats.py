@@ -360,6 +360,15 @@ def robust_sigma(logs: Array) -> Array:
 
 def _spread(values: Array) -> Array:
     """Median absolute deviation along the last axis, scaled to a normal distribution's standard deviation."""
-    centre = np.median(values, axis=-1, keepdims=True)
-    scaled: Array = _MAD_TO_SIGMA * np.median(np.abs(values - centre), axis=-1)
+    centre = median(values)[..., None]
+    scaled: Array = _MAD_TO_SIGMA * median(np.abs(values - centre))
     return scaled
+
+
+def median(values: Array) -> Array:
+    """Median along the last axis of values without NaN: NumPy's, several times faster on many short rows."""
+    size = values.shape[-1]
+    low, high = (size - 1) // 2, size // 2
+    parted = np.partition(values, (low, high), axis=-1)
+    middle: Array = (parted[..., low] + parted[..., high]) / 2
+    return middle
