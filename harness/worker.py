@@ -222,6 +222,7 @@ class Worker:
         if self._task is None or self._model is None:
             raise HarnessError("this worker has no task to judge")
         from harness import tasks
+        from harness.tasks import notable
 
         self._tell_phase("evaluate")
         shape, prepared = Scenario.parse(scenario), self._ready()
@@ -230,7 +231,7 @@ class Worker:
             raise HarnessError(f"no FP32 reference for length {shape.seq} and limit {limit}; name it in the spec")
         outputs = tasks.evaluate(self._task, lambda **batch: prepared(batch), shape.batch, shape.seq, limit)
         accuracy = self._task.judge(outputs, reference)
-        _write_arrays(Path(path), self._task.kept(outputs))
+        _write_arrays(Path(path), {**self._task.kept(outputs), **notable.notable(self._task, outputs, reference)})
         return {"accuracy": dataclasses.asdict(dataclasses.replace(accuracy, scenario=scenario))}
 
     def evidence(self, scenario: str) -> dict[str, Any]:
