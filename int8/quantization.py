@@ -55,7 +55,7 @@ def find_linears(model: nn.Module, accept: LinearFilter = encoder_linear) -> dic
 def quantize(
     model: nn.Module,
     recipe: Recipe | str,
-    calibration: Iterable[Batch] | None = None,
+    calibration: Iterable[Batch] | Calibration | None = None,
     *,
     accept: LinearFilter = encoder_linear,
     isa: str | None = None,
@@ -67,7 +67,7 @@ def quantize(
         model: an FP32 or BF16 model in eval mode.
         recipe: a recipe or its name (see :mod:`int8.recipe`).
         calibration: dicts of the model's inputs, a few hundred real examples; recipes whose ``needs_calibration`` is
-            true need it.
+            true need it. What :func:`statistics` gathered from them does as well, for all recipes but ``auto``.
         accept: which linears to quantize; by default those inside encoder layers.
         isa: the ISA the weights are quantized for, by default this process's; it decides 8- or 7-bit weights.
         progress: called with the number of calibration batches done.
@@ -89,15 +89,55 @@ def quantize(
         raise QuantizationError("the model is in training mode; call model.eval() first")
     linears = find_linears(model, accept)
     target = isa_module.resolve(isa) if isa else isa_module.effective()
+    if chosen.budget_points is not None:
+        from int8 import auto
+
+        return auto.quantize(model, chosen, linears, _batches(chosen, calibration), isa=target, progress=progress)
     seen = _calibrate(model, linears, chosen, calibration, progress)
-    plans = plan_activations(linears, chosen, seen, chosen.resolve_weight_bits(target))
-    quantized = _copy_without_weights(model, [linears[name] for name in plans])
-    modules = dict(quantized.named_modules())
+    return with_weights(model, linears, quantized_weights(linears, chosen, seen, isa=target), chosen)
+
+
+def statistics(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    accept: LinearFilter = encoder_linear,
+    progress: Callable[[int], None] | None = None,
+) -> Calibration:
+    """What calibration sees of ``model``, to be gathered once and given to :func:`quantize` for several recipes.
+
+    Raises:
+        QuantizationError, CalibrationError: as :func:`quantize`.
+    """
+    return collect(model, find_linears(model, accept), batches, progress)
+
+
+#: A quantized weight and the bias that goes with it; None keeps the linear's own.
+WeightAndBias = tuple[Int8Weight, Tensor | None]
+
+
+def quantized_weights(
+    linears: Mapping[str, nn.Linear], recipe: Recipe, seen: Calibration | None, *, isa: str
+) -> dict[str, WeightAndBias]:
+    """The quantized weight of each linear that ``recipe`` quantizes: all that calibration reached."""
+    plans = plan_activations(linears, recipe, seen, recipe.resolve_weight_bits(isa))
+    found: dict[str, WeightAndBias] = {}
     for name, activation in plans.items():
         stats = None if seen is None else seen.stats[name]
-        weight = _quantize_one(name, linears[name].weight, activation, chosen, target, stats)
-        set_weight(cast(nn.Linear, modules[name]), weight, _shifted_bias(linears[name], activation))
-    quantized.int8_recipe = chosen  # type: ignore[assignment]
+        weight = _quantize_one(name, linears[name].weight, activation, recipe, isa, stats)
+        found[name] = weight, _shifted_bias(linears[name], activation)
+    return found
+
+
+def with_weights(
+    model: nn.Module, linears: Mapping[str, nn.Linear], weights: Mapping[str, WeightAndBias], recipe: Recipe
+) -> nn.Module:
+    """A copy of ``model`` whose linears hold ``weights``; the original is left as it is."""
+    quantized = _copy_without_weights(model, [linears[name] for name in weights])
+    modules = dict(quantized.named_modules())
+    for name, (weight, bias) in weights.items():
+        set_weight(cast(nn.Linear, modules[name]), weight, bias)
+    quantized.int8_recipe = recipe  # type: ignore[assignment]
     return quantized
 
 
@@ -126,18 +166,18 @@ def plan_activations(
     if calibration is None:
         return dict.fromkeys(linears, ActivationPlan())
     plans: dict[str, ActivationPlan] = {}
-    for names in _input_groups(calibration).values():
+    for names in input_groups(calibration):
         chosen = _plan_group([linears[name] for name in names], calibration.stats[names[0]], recipe, bits)
         plans.update(dict.fromkeys(names, chosen))
     return {name: plans[name] for name in linears if name in plans}
 
 
-def _input_groups(calibration: Calibration) -> dict[int, list[str]]:
-    """Names of the linears that share an input, and so their statistics object."""
+def input_groups(calibration: Calibration) -> list[tuple[str, ...]]:
+    """Names of the linears that share an input, and so their statistics object; a linear alone is a group too."""
     groups: dict[int, list[str]] = {}
     for name, stats in calibration.stats.items():
         groups.setdefault(id(stats), []).append(name)
-    return groups
+    return [tuple(names) for names in groups.values()]
 
 
 def _plan_group(group: Sequence[nn.Linear], stats: ChannelStats, recipe: Recipe, bits: WeightBits) -> ActivationPlan:
@@ -153,17 +193,43 @@ def _calibrate(
     model: nn.Module,
     linears: Mapping[str, nn.Linear],
     recipe: Recipe,
-    calibration: Iterable[Batch] | None,
+    calibration: Iterable[Batch] | Calibration | None,
     progress: Callable[[int], None] | None,
 ) -> Calibration | None:
     if not recipe.needs_calibration:
         return None
+    if isinstance(calibration, Calibration):
+        return _of_these(calibration, linears)
+    return collect(model, linears, _batches(recipe, calibration), progress)
+
+
+def _batches(recipe: Recipe, calibration: Iterable[Batch] | Calibration | None) -> Iterable[Batch]:
     if calibration is None:
         raise CalibrationError(
             f"recipe {recipe.name!r} needs calibration data: "
             "pass a few hundred real examples as dicts of the model's inputs"
         )
-    return collect(model, linears, calibration, progress)
+    if isinstance(calibration, Calibration):
+        raise CalibrationError(
+            f"recipe {recipe.name!r} runs the model on calibration data; pass the batches, not their statistics"
+        )
+    return calibration
+
+
+def _of_these(calibration: Calibration, linears: Mapping[str, nn.Linear]) -> Calibration:
+    """The statistics of ``linears`` alone.
+
+    Raises:
+        CalibrationError: they were gathered on another model, or with another filter.
+    """
+    known = {**calibration.stats, **dict.fromkeys(calibration.never_ran)}
+    lacking = [name for name in linears if name not in known]
+    if lacking:
+        raise CalibrationError(
+            f"the calibration statistics know nothing of {lacking[0]!r}; gather them on this model, with this filter"
+        )
+    kept = {name: stats for name, stats in calibration.stats.items() if name in linears}
+    return Calibration(kept, calibration.never_ran, calibration.batches)
 
 
 def _quantize_one(

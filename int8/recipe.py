@@ -65,6 +65,7 @@ class Recipe:
     outlier_threshold: float | None = None
     outlier_weights: OutlierWeights = "float"
     outliers_from_calibration: bool = False
+    budget_points: float | None = None
 
     def __post_init__(self) -> None:
         if self.smoothing and self.activation == "float":
@@ -75,6 +76,10 @@ class Recipe:
             raise RecipeError(f"recipe {self.name!r}: alpha is set exactly when smoothing is on and not searched")
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise RecipeError(f"recipe {self.name!r}: alpha is {self.alpha}, but must lie between 0 and 1")
+        if self.budget_points is not None and not (self.activation == "static" and self.search):
+            raise RecipeError(f"recipe {self.name!r}: a budget begins with static activations and searched smoothing")
+        if self.budget_points is not None and not self.budget_points > 0.0:
+            raise RecipeError(f"recipe {self.name!r}: budget_points is {self.budget_points}, but must be above 0")
         self._check_scheme()
 
     def _check_scheme(self) -> None:
@@ -143,6 +148,7 @@ _NAMED = {
         # ones 27.9; with planted outliers 28.6 against 17.2, where a large offset multiplies the weight's rounding.
         Recipe("llm-int8", "dynamic", outlier_threshold=6.0),
         Recipe("llm-int8-offline", "dynamic", outlier_threshold=6.0, outliers_from_calibration=True),
+        Recipe("auto", "static", smoothing=True, search=True, budget_points=0.5),
     )
 }
 
