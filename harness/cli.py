@@ -50,6 +50,13 @@ app = typer.Typer(
 )
 
 
+class RooflineFormat(StrEnum):
+    """How ``roofline`` prints its report."""
+
+    table = "table"
+    json = "json"
+
+
 class Format(StrEnum):
     """How ``show`` prints records."""
 
@@ -285,6 +292,79 @@ def outliers(
     _print(outlier_report.as_table(report))
     if json_file is not None:
         _write(json_file, json.dumps(outlier_report.to_json(report), indent=1, allow_nan=False) + "\n")
+
+
+@app.command(epilog="Example: harness roofline --model bert-large-4l --isa vnni --recipes fp32,sq-static")
+def roofline(
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="A model of the catalog, a folder or a hub id.")
+    ] = "bert-large-4l",
+    isa: Annotated[
+        str, typer.Option("--isa", metavar="A,B", help="amx, vnni, avx512, avx2, or native for the best.")
+    ] = "native",
+    recipes: Annotated[
+        str | None, typer.Option("--recipes", metavar="A,B", help="Recipes set against FP32. Default: SmoothQuant's.")
+    ] = None,
+    scenario: Annotated[
+        str, typer.Option("--scenario", metavar="S", help="Batch and length, such as single:s128.")
+    ] = "offline:b8:s128",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure the host's peaks again.")] = False,
+    format: Annotated[RooflineFormat, typer.Option("--format", help="How to print it.")] = RooflineFormat.table,
+    sources: SourcesFile = None,
+    results: Results = None,
+) -> int:
+    """Measure this host's peaks, place a model's GEMMs under them, and split its time.
+
+    Prints peaks, each product's share of its roof, the time of linears, attention and the rest, and each recipe's
+    ceiling over FP32 (Amdahl) with how much of it is reached. Also written below the results, for the site.
+
+    Exits 0 if every cell was measured, 2 if one failed.
+    """
+    from harness import doctor, progress, roofline_report
+
+    question = roofline_report.Question(
+        model=model,
+        isas=_names("--isa", isa) or (),
+        recipes=_names("--recipes", recipes),
+        scenario=scenario,
+        fresh=fresh,
+        sources=_sources(sources),
+    )
+    roofline_report.plans(question)  # a wrong name is said before anything else
+    doctor.require_toolchain()
+    with progress.shown() as tell:
+        report = roofline_report.examine(question, tell)
+    say(f"written to {roofline_report.save(report, _results(results))}")
+    if format is RooflineFormat.json:
+        _print(json.dumps(roofline_report.as_json(report), indent=1, allow_nan=False))
+    else:
+        _print(roofline_report.as_table(report))
+    return report.exit_code
+
+
+@app.command(epilog="Example: harness sensitivity minilm --recipes sq-static,llm-int8")
+def sensitivity(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog, a folder or a hub id.")],
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="Whose texts are read.")] = "reviews",
+    recipes: Annotated[str | None, typer.Option("--recipes", metavar="A,B", help="Default: SmoothQuant's.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Texts to compare outputs on.")] = 64,
+    results: Results = None,
+) -> None:
+    """Rate each group of linears: the error of the model's output when it alone is quantized, and when all but it are.
+
+    Also written below the results, for the site.
+    """
+    from harness import analyses, progress, sensitivity_report
+    from harness.runner import Event
+
+    names = _names("--recipes", recipes) or sensitivity_report.RECIPES
+    sensitivity_report.check(names)  # a wrong name is said before anything else
+    with progress.shown() as tell:
+        found = sensitivity_report.examine(
+            model, task, names, limit, lambda text, done, total: tell(Event("phase", text, done, total))
+        )
+    say(f"written to {analyses.write(_results(results), 'sensitivity', model, sensitivity_report.to_json(found))}")
+    _print(sensitivity_report.as_table(found))
 
 
 @app.command(epilog="Example: harness report --results results --site site")
