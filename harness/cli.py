@@ -270,6 +270,87 @@ def replay(
     return EXIT_CELL_FAILED if record.status == "failed" else 0
 
 
+@app.command(epilog="Example: harness compare HEAD~1 HEAD --models minilm --recipes sq-static")
+def compare(
+    rev_a: Annotated[str, typer.Argument(metavar="REV_A", help="The older revision: a commit, branch or tag.")],
+    rev_b: Annotated[str, typer.Argument(metavar="REV_B", help="The newer one; WORKTREE is the tree as it lies here.")],
+    models: Annotated[str | None, typer.Option("--models", metavar="A,B", help="Default: minilm.")] = None,
+    recipes: Annotated[str | None, typer.Option("--recipes", metavar="A,B", help="Default: those gated.")] = None,
+    isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Default: the host's best.")] = None,
+    scenarios: Annotated[
+        str | None, typer.Option("--scenarios", metavar="A,B", help="Default: offline:b8:s128.")
+    ] = None,
+    margin: Annotated[float, typer.Option("--margin", metavar="F", help="Fraction of A's speed that B may lose.")] = (
+        0.02
+    ),
+    max_rounds: Annotated[
+        int, typer.Option("--max-rounds", metavar="N", help="Pairs of processes before it stays inconclusive.")
+    ] = 14,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="NAME", help="Whose predictions are compared; none: speed alone.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write it as Markdown.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON.")] = None,
+    sources: SourcesFile = None,
+    results: Results = None,
+) -> int:
+    """Compare two revisions on this host, their processes in turns, and judge speed and predictions.
+
+    Exits 3 if the host was disturbed, 2 if something failed to run, 1 on a regression, 4 if nothing can be concluded,
+    0 on a pass; where several apply, the first named.
+    """
+    from harness import compare, comparison, doctor, fingerprint, matrix, progress, revisions, selftest
+
+    overrides = matrix.Overrides(
+        models=_names("--models", models),
+        recipes=_names("--recipes", recipes),
+        isas=_names("--isa", isa),
+        scenarios=_names("--scenarios", scenarios),
+        tasks=None if task == "none" else _names("--task", task),
+        no_task=task == "none",
+    )
+    floors = selftest.stored_floors(_results(results))
+    options = compare.Options(overrides, margin, max_rounds, floors, sources=_sources(sources))
+    compare.plan(options)  # a wrong name is said before anything else
+    doctor.require_toolchain()
+    root = fingerprint.project_root()
+    sides = [revisions.check_out(name, root, say) for name in (rev_a, rev_b)]
+    with progress.shown() as tell:
+        found = compare.compare(sides[0], sides[1], options, progress.estimated(tell))
+    _print(comparison.table(found))
+    _print("\n".join(comparison.closing_lines(found)))
+    if json_file is not None:
+        _write(json_file, json.dumps(comparison.to_json(found), indent=1, allow_nan=False) + "\n")
+    if markdown_file is not None:
+        _write(markdown_file, comparison.to_markdown(found))
+    return found.exit_code
+
+
+@app.command(epilog="Example: harness selftest")
+def selftest(
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model on few processes: minutes, for CI.")] = False,
+    results: Results = None,
+) -> int:
+    """Check the gate itself: false alarms on noise alone, and faults that it must catch. At most 25 minutes.
+
+    Kept below the results, for the site and as noise floors of `harness compare`.
+
+    Exits 0 if every fault was caught and false alarms are at most as frequent as they may be, 1 if not.
+    """
+    from harness import doctor, progress, selftest
+
+    doctor.require_toolchain()
+    with progress.shown() as tell:
+        report = selftest.run(selftest.Options.of(quick), progress.estimated(tell))
+    say(f"written to {selftest.save(report, _results(results))}")
+    for part in selftest.tables(report):
+        _print(part)
+    _print("\n".join(selftest.closing_lines(report)))
+    return 0 if report.passed else 1
+
+
 @app.command(epilog="Example: harness outliers minilm --limit 512 --json outliers.json")
 def outliers(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog, a folder or a hub id.")],

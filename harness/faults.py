@@ -3,7 +3,7 @@
 A worker whose environment has ``INT8_TEST_FAULT`` installs the fault of that name and says so in its evidence (``fault
 injected: scale``), so that such a record can never pass for a real one:
 
-    scale     the weight scale of the first quantized linear is doubled: outputs are wrong, nothing crashes
+    scale     the weight scale of the largest quantized linear is doubled: outputs are wrong, nothing crashes
     unfused   the first quantized linear stays outside the compiled graph: right, and slow
     mask      the worker drops the ISA's mask that it was started under
 
@@ -84,12 +84,16 @@ def _after_quantize(change: Callable[[Any], None]) -> None:
 
 
 def _double_a_scale(module: Any) -> None:
-    _, linear = _first_quantized(module)
-    linear.weight.scale.mul_(2.0)
+    from int8.quantization import quantized_modules
+
+    linear = max(quantized_modules(module).values(), key=lambda found: found.weight.numel())
+    linear.weight.scale.mul_(2.0)  # type: ignore[attr-defined]
 
 
 def _leave_one_out(module: Any) -> None:
     import torch
+
+    from int8.quantization import quantized_modules
 
     class Outside(torch.nn.Module):
         def __init__(self, linear: Any) -> None:
@@ -100,13 +104,6 @@ def _leave_one_out(module: Any) -> None:
         def forward(self, input: Any) -> Any:
             return self.linear(input)
 
-    name, linear = _first_quantized(module)
+    name, linear = next(iter(quantized_modules(module).items()))
     parent, _, own = name.rpartition(".")
     setattr(module.get_submodule(parent), own, Outside(linear))
-
-
-def _first_quantized(module: Any) -> tuple[str, Any]:
-    from int8.quantization import quantized_modules
-
-    name = next(iter(quantized_modules(module)))
-    return name, module.get_submodule(name)

@@ -36,6 +36,13 @@ def shown() -> Iterator[Callable[[Event], None]]:
         yield _line
 
 
+def estimated(tell: Callable[[Event], None]) -> Callable[[str, float, float], None]:
+    """``tell`` for what knows a line and how many of how many estimated seconds are done, and no more."""
+    from harness.runner import Event
+
+    return lambda message, done, total: tell(Event("phase", message, done, total))
+
+
 def _line(event: Event) -> None:
     if event.kind not in _ONLY_BAR:
         say(f"[{event.done / event.total:.0%}] {event.message}" if event.total > 0 else event.message)
