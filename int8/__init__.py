@@ -20,6 +20,8 @@ _PUBLIC = {
     "SmoothQuant": "int8.quantization",
     "quantized_modules": "int8.quantization",
     "compile": "int8.compilation",
+    "export": "int8.packaging",
+    "load_package": "int8.packaging",
     "save": "int8.saving",
     "load": "int8.saving",
     "Recipe": "int8.recipe",
@@ -28,6 +30,8 @@ __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
     from int8.compilation import compile as compile
+    from int8.packaging import export as export
+    from int8.packaging import load_package as load_package
     from int8.quantization import SmoothQuant as SmoothQuant
     from int8.quantization import quantize as quantize
     from int8.quantization import quantized_modules as quantized_modules

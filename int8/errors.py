@@ -31,5 +31,9 @@ class ArtifactError(Int8Error):
     """A saved model is damaged, or was built for what this host cannot compute exactly."""
 
 
+class PackageError(Int8Error):
+    """A package cannot be built, is damaged, or was built for what this process is not."""
+
+
 class ToolchainError(Int8Error):
     """No working C++ compiler was found."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,24 @@ class Evidence:
     weight_bits: int | None
 
 
-def collect(model: nn.Module, compiled: CompiledModel, batch: Mapping[str, Tensor]) -> Evidence:
+class Countable(Protocol):
+    """A model as it runs, which knows what became of its linears: compiled now, or loaded from a package."""
+
+    @property
+    def linears(self) -> int: ...
+    @property
+    def quantized_linears(self) -> int: ...
+    @property
+    def fused_linears(self) -> int: ...
+    def __call__(self, **inputs: Tensor) -> Any: ...
+
+
+def collect(model: nn.Module, compiled: CompiledModel | Countable, batch: Mapping[str, Tensor]) -> Evidence:
     """Run ``compiled`` once on ``batch`` and say what ran.
 
     Args:
-        model: the model as it was given to :func:`int8.compile`.
-        compiled: its compiled form; compiles now if it has not met the batch's shape.
+        model: the model as it was given to :func:`int8.compile` or :func:`int8.export`.
+        compiled: its compiled form, which compiles now if it has not met the batch's shape, or its loaded package.
         batch: the model's inputs.
     """
     compiled(**batch)  # compiling packs weights with kernels of its own, which are not part of a forward pass
