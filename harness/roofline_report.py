@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +38,8 @@ from typing import Any, cast
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from harness import peaks, roofline, runner
-from harness.errors import StoreError, UsageError
+from harness import analyses, peaks, roofline, runner
+from harness.errors import UsageError
 from harness.matrix import Budget, Overrides, Profile, Scenario
 from harness.peaks import Peaks
 from harness.records import Cell, Record, Store, to_json
@@ -55,6 +54,9 @@ BASELINE = "fp32"
 DEFAULT_SCENARIO = "offline:b8:s128"
 #: Long enough for a median to within a few per cent; the time goes into compiling anyway.
 BUDGET = Budget(rounds=4, slice_s=0.5, min_iterations=3, warmup_s=5.0)
+
+#: Median windows that stay further below the best than this were disturbed: a quiet host's differ by a few per cent.
+QUIET_SPREAD = 0.1
 
 OnEvent = Callable[[runner.Event], None]
 
@@ -355,20 +357,11 @@ def save(report: Report, results: Path) -> Path:
     Raises:
         StoreError: the disk refuses.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", report.model).strip("_")
-    path = results / "analyses" / f"roofline-{name}-{report.host}.json"
-    data = as_json(report)
+    name, data = f"{report.model}-{report.host}", as_json(report)
     fresh = {(section["isa"], section["scenario"]) for section in data["sections"]}
-    kept = [section for section in _sections(path) if (section["isa"], section["scenario"]) not in fresh]
-    data["sections"] = [*kept, *data["sections"]]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}; name another folder with --results") from error
-    return path
+    before = _sections(analyses.path_of(results, "roofline", name))
+    data["sections"] = [*(s for s in before if (s["isa"], s["scenario"]) not in fresh), *data["sections"]]
+    return analyses.write(results, "roofline", name, data)
 
 
 def _sections(path: Path) -> list[dict[str, Any]]:
@@ -399,7 +392,18 @@ def _section_tables(report: Report, section: Section) -> list[RenderableType]:
         if one.record.status != "ok"
     ]
     tables = [_peaks_table(section.peaks), _points_table(section), _splits_table(section), _ceilings_table(section)]
-    return [title, *tables, *failures]
+    return [title, *_disturbed(section.peaks), *tables, *failures]
+
+
+def _disturbed(found: Peaks) -> list[str]:
+    """A warning where the peaks' own windows disagree: then they are too low, and fractions of them too high."""
+    worst = max(rate.spread for rate in found.rates.values())
+    if worst <= QUIET_SPREAD:
+        return []
+    return [
+        f"note: something else ran while peaks were measured (their windows differ by up to {worst:.0%}), so they may "
+        "be too low: measure them again on a quiet host with --fresh"
+    ]
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -439,8 +443,8 @@ def _points_table(section: Section) -> Table:
                 str(product.calls),
                 f"{point.intensity:.0f}",
                 f"{point.balance:.0f}",
-                f"{point.attainable / 1e9:,.0f}",
-                "-" if point.measured is None else f"{point.measured / 1e9:,.0f}",
+                f"{point.attainable / 1e9:,.1f}",
+                "-" if point.measured is None else f"{point.measured / 1e9:,.1f}",
                 _percent(point.fraction),
             )
     return table

@@ -90,6 +90,7 @@ RECORDS = st.builds(
     timing=TIMINGS,
     speedup=perhaps(st.builds(Speedup, NUMBERS, perhaps(PAIRS))),
     time_split_s=perhaps(st.builds(TimeSplit, NUMBERS, NUMBERS, NUMBERS)),
+    linear_speedup=perhaps(st.builds(Speedup, NUMBERS, perhaps(PAIRS))),
     memory=st.builds(Memory, perhaps(COUNTS), perhaps(COUNTS), perhaps(COUNTS)),
     accuracy=perhaps(ACCURACIES),
     evidence=EVIDENCES,
@@ -118,7 +119,7 @@ def test_records_survive_the_store(tmp_path_factory: pytest.TempPathFactory, mad
 def test_the_names_of_the_contract_are_there() -> None:
     data = to_json(record())
     names = {"schema_version", "run_id", "commit", "status", "reason", "cell", "timing", "speedup", "time_split_s"}
-    assert names | {"memory", "accuracy", "evidence", "fingerprint"} <= data.keys()
+    assert names | {"linear_speedup", "memory", "accuracy", "evidence", "fingerprint"} <= data.keys()
     cell = "model family weights engine recipe isa scenario deploy task compute_dtype"
     assert set(cell.split()) <= data["cell"].keys()
     timing = "rounds throughput latency_s load_s calibrate_s quantize_s compile_s warmup_s"

@@ -55,7 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Run, list
     store = Store(tmp_path_factory.mktemp("results"))
     events: list[Event] = []
     # torchao has no fp32: those cells are skipped.
-    profile = dataclasses.replace(TINY, recipes={**TINY.recipes, "torchao": ("fp32",)})
+    profile = dataclasses.replace(TINY, recipes={**TINY.recipes, "torchao": ("fp32",)}, split=True)
     summary = runner.run(RunOptions(profile, run_id="tiny-run", arguments=("run",)), store, events.append)
     assert summary == runner.Summary("tiny-run", {"ok": 4, "failed": 0, "skipped": 2, "invalid": 0})
     return store, store.load("tiny-run"), events
@@ -113,6 +113,19 @@ def test_speedup_is_over_the_baseline_of_the_same_scenario(measured: tuple[Store
             assert record.speedup is not None and record.speedup.value > 0
             if record.cell.recipe == "fp32":
                 assert record.speedup.value == 1.0
+
+
+def test_a_pass_is_split_and_the_linears_have_a_speedup_of_their_own(measured: tuple[Store, Run, list[Event]]) -> None:
+    for record in measured[1].records:
+        if record.status != "ok":
+            assert record.time_split_s is None and record.linear_speedup is None
+            continue
+        split = record.time_split_s
+        assert split is not None
+        assert split.linear > 0 and split.attention > 0 and split.other > 0
+        assert record.linear_speedup is not None and record.linear_speedup.value > 0
+        if record.cell.recipe == "fp32":
+            assert record.linear_speedup.value == 1.0
 
 
 def test_accuracy_is_judged_once_and_its_outputs_are_kept(measured: tuple[Store, Run, list[Event]]) -> None:
@@ -213,6 +226,7 @@ def test_chunks_keep_the_baseline_and_lose_no_cell(tmp_path: Path) -> None:
     records = store.load().records
     assert [record.cell.recipe for record in records] == list(recipes)
     assert all(record.speedup is not None for record in records)
+    assert all(record.time_split_s is None for record in records)  # not asked for
 
 
 @pytest.mark.slow
