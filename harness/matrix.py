@@ -24,7 +24,7 @@ from int8.errors import RecipeError
 from int8.isa import NAMES as ISAS
 
 DEPLOYS = ("jit", "aoti")
-#: The cell that speed-ups are measured against: same model, ISA and scenario.
+#: Engine and recipe of the cell that speed-ups are measured against: same model, ISA and scenario, deploy jit.
 BASELINE = ("int8", "fp32")
 
 T = TypeVar("T")
@@ -296,6 +296,7 @@ def plan(
     _check("model", (m for m in models if "/" not in m), catalog.models)
     deploys = _unique(overrides.deploys or profile.deploys)
     _check("deploy", deploys, DEPLOYS)
+    deploys = tuple(sorted(deploys, key=DEPLOYS.index))  # the baseline is jit and comes first
     isas, notices = _isas(profile.isas, overrides.isas, host_isas)
     loads = _loads(profile, overrides)
     _check("task", (task for task in loads if task is not None), catalog.tasks)
@@ -365,6 +366,11 @@ def split_cpus(cpus: tuple[int, ...], scenario: Scenario) -> tuple[tuple[int, ..
     if scenario.instances * threads > len(cpus):
         raise UsageError(f"{scenario} needs {scenario.instances * threads} CPUs of its own; there are {len(cpus)}")
     return tuple(cpus[start : start + threads] for start in range(0, scenario.instances * threads, threads))
+
+
+def is_baseline(cell: Cell) -> bool:
+    """True for the cell that others of its model, ISA and scenario are set against."""
+    return (cell.engine, cell.recipe) == BASELINE and cell.deploy == "jit"
 
 
 def is_brief(cell: Cell) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from harness import fingerprint, matrix, team, time_split, timing
 from harness.errors import UsageError
-from harness.matrix import BASELINE, Budget, Overrides, PlannedCell, Profile, Scenario
+from harness.matrix import Budget, Overrides, PlannedCell, Profile, Scenario
 from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
 from harness.records import (
     STATUSES,
@@ -386,7 +386,7 @@ class _Group:
             self._guard(member, None, lambda m=member: self._prepare(m))  # type: ignore[misc]
             if member.handle is None:
                 live.remove(member)
-            elif member.cells and (member.cells[0].engine, member.cells[0].recipe) == BASELINE:
+            elif member.cells and matrix.is_baseline(member.cells[0]):
                 self._baseline = member
         if self._waiting:
             session.tell("notice", f"memory holds {len(live)} workers at once; {len(self._waiting)} more follow")

@@ -75,7 +75,8 @@ class WorkerSpec:
     @property
     def label(self) -> str:
         """How the worker is called in messages."""
-        return f"{self.model}/{self.engine}/{self.recipe}/{self.isa}"
+        deploy = "" if self.deploy == "jit" else f"/{self.deploy}"
+        return f"{self.model}/{self.engine}/{self.recipe}/{self.isa}{deploy}"
 
     @property
     def threads(self) -> int:
@@ -153,7 +154,8 @@ class Worker:
         if self._task is not None and wanted.judged_in is not None:
             self._tell_phase("reference")  # before the engine, which may change the module
             self._make_reference(Scenario.parse(wanted.judged_in).seq, wanted.limit)
-        self._prepared = engine.prepare(model, recipe, wanted.isa, self._calibration(model), clock)
+        prepared = engine.prepare(model, recipe, wanted.isa, self._calibration(model), clock)
+        self._prepared = _deployed(prepared, wanted.deploy)
         return {
             "seconds": dict(clock.seconds),
             "family": model.family,
@@ -338,6 +340,15 @@ def _load(spec: WorkerSpec) -> LoadedModel:
     torch.set_num_threads(spec.threads)
     head = None if spec.task is None else tasks.head_of(spec.task)
     return models.load(spec.model, head=head, source=spec.checkpoint)
+
+
+def _deployed(prepared: Prepared, deploy: str) -> Prepared:
+    """``prepared`` in the form in which it is measured."""
+    if deploy == "jit":
+        return prepared
+    if not isinstance(prepared, engines.Packageable):
+        raise HarnessError(f"deploy {deploy}: {type(prepared).__name__} cannot be packaged")
+    return prepared.packaged()
 
 
 def _task(spec: WorkerSpec, model: LoadedModel) -> Task | None:

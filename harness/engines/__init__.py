@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 from harness.errors import UsageError
 from harness.records import Evidence, Memory
@@ -80,6 +80,15 @@ class Prepared(Protocol):
 
     def evidence(self, batch: Batch) -> Evidence:
         """What really runs for batches shaped like ``batch``; call it after such a batch has been compiled."""
+        ...
+
+
+@runtime_checkable
+class Packageable(Protocol):
+    """A prepared model that can also be measured as deploy ``aoti``."""
+
+    def packaged(self) -> Prepared:
+        """The same model, written as a package and loaded again; the first call of each input shape does so."""
         ...
 
 

@@ -49,7 +49,7 @@ class TorchaoEngine:
             return f"torchao has no {recipe.name} of its own: int8/{recipe.name} is torch.compile of the model as it is"
         if recipe.name not in ("static", "dynamic", "sq-static", "sq-dynamic"):
             return f"upstream has no recipe {recipe.name}"
-        return None if deploy == "jit" else f"deploy {deploy} is not part of this version"
+        return None if deploy == "jit" else f"deploy {deploy} is measured for engine int8 alone"
 
     def prepare(
         self, model: LoadedModel, recipe: Recipe, isa: str, calibration: Iterable[Batch], clock: Clocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -200,9 +201,19 @@ def test_the_schemes_of_llm_int8_are_ours_alone() -> None:
     assert measured == {("int8", scheme) for scheme in schemes}
 
 
-def test_aoti_is_skipped_not_run_as_something_else() -> None:
-    plan = matrix.plan(make(), Overrides(deploys=("aoti",)), XEON, CATALOG)
-    assert not keys(plan)
+def test_packages_of_our_engine_stand_beside_what_is_compiled() -> None:
+    plan = matrix.plan(make(), Overrides(engines=("int8", "torchao"), deploys=("aoti", "jit")), XEON, CATALOG)
+    measured = [p.cell for p in plan.cells if p.skip_reason is None]
+    ours = [cell for cell in measured if cell.engine == "int8" and cell.deploy == "jit"]
+    packaged = [cell for cell in measured if cell.deploy == "aoti"]
+    assert ours and packaged == [dataclasses.replace(cell, deploy="aoti") for cell in ours]
+    reasons = {p.skip_reason for p in plan.cells if p.cell.engine == "torchao" and p.cell.deploy == "aoti"}
+    assert reasons == {"deploy aoti is measured for engine int8 alone"}
+
+
+def test_the_baseline_is_compiled_never_a_package() -> None:
+    plan = matrix.plan(make(), Overrides(recipes=("fp32",), deploys=("aoti", "jit")), XEON, CATALOG)
+    assert [(p.cell.deploy, matrix.is_baseline(p.cell)) for p in plan.cells][:2] == [("jit", True), ("aoti", False)]
 
 
 def test_multi_is_measured_where_its_instances_have_cpus_of_their_own() -> None:
