@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import Batch, Clocks
@@ -15,16 +17,17 @@ if TYPE_CHECKING:
 
     from harness.models import LoadedModel
     from int8.compilation import CompiledModel
+    from int8.packaging import LoadedPackage
 
 
 class Int8Engine:
-    """Recipes of :mod:`int8.recipe`, compiled by torch.compile."""
+    """Recipes of :mod:`int8.recipe`, compiled by torch.compile or as AOTInductor packages."""
 
     name = "int8"
 
     def unsupported(self, recipe: Recipe, isa: str, deploy: str) -> str | None:
         """Why this combination cannot be measured; None if it can."""
-        return None if deploy == "jit" else f"deploy {deploy} is not part of this version"
+        return None
 
     def prepare(
         self, model: LoadedModel, recipe: Recipe, isa: str, calibration: Iterable[Batch], clock: Clocks
@@ -52,17 +55,58 @@ class Int8Prepared:
         output: Tensor = self._compiled(**batch)
         return output
 
+    def packaged(self) -> Int8Packaged:
+        """The same model as it is deployed: written as a package and loaded again, once for each shape it meets."""
+        return Int8Packaged(self._module, self._compiled.recipe)
+
     def memory(self) -> Memory:
         """Bytes of the module's parameters and buffers and of its linears' weights."""
         return module_memory(self._module)
 
     def evidence(self, batch: Batch) -> Evidence:
         """Counts, kernels and ISA of one forward pass of ``batch``."""
-        from int8 import evidence
+        return _evidence(self._module, self._compiled, batch)
 
-        found = evidence.collect(self._module, self._compiled, batch)
-        kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
-        return Evidence(**{**kept, "kernels": dict(found.kernels)})
+
+class Int8Packaged:
+    """AOTInductor packages of a model of ours, one for each shape of input, in a folder that ends with the process."""
+
+    def __init__(self, module: nn.Module, recipe: Recipe | None) -> None:
+        self._module = module
+        self._recipe = recipe
+        self._folder = tempfile.TemporaryDirectory(prefix="harness-packages-")
+        self._packages: dict[tuple[object, ...], LoadedPackage] = {}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The model's output for ``batch``; a new shape is exported and loaded first."""
+        output: Tensor = self._package(batch)(**batch)
+        return output
+
+    def memory(self) -> Memory:
+        """As of the model that was packaged."""
+        return module_memory(self._module)
+
+    def evidence(self, batch: Batch) -> Evidence:
+        """Counts of the package for ``batch``, kernels and ISA of one forward pass."""
+        return _evidence(self._module, self._package(batch), batch)
+
+    def _package(self, batch: Batch) -> LoadedPackage:
+        import int8
+
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
+        if shapes not in self._packages:
+            path = Path(self._folder.name) / f"{len(self._packages)}.pt2"
+            int8.export(self._module, batch, path, recipe=self._recipe, allow_unfused=True)
+            self._packages[shapes] = int8.load_package(path)
+        return self._packages[shapes]
+
+
+def _evidence(module: nn.Module, run: CompiledModel | LoadedPackage, batch: Batch) -> Evidence:
+    from int8 import evidence
+
+    found = evidence.collect(module, run, batch)
+    kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+    return Evidence(**{**kept, "kernels": dict(found.kernels)})
 
 
 def _then_quantize(calibration: Iterable[Batch], clock: Clocks) -> Iterator[Batch]:
