@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import verdicts
-from harness.records import Record, Run, to_json
+from harness.records import Record, Run, Speedup, to_json
 
 #: Lists of measurements, which have no place in one field of a CSV row. Everything else of a record is a column.
 _NOT_IN_CSV = frozenset({"timing.rounds"})
@@ -126,7 +126,15 @@ def _latency(record: Record) -> str:
 
 
 def _speedup(record: Record) -> str:
-    if record.speedup is None:
+    return _times(record.speedup)
+
+
+def _linear_speedup(record: Record) -> str:
+    return _times(record.linear_speedup)
+
+
+def _times(speedup: Speedup | None) -> str:
+    if speedup is None:
         return ""
     interval = record.speedup.ci95
     return f"{record.speedup.value:.2f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
@@ -164,6 +172,7 @@ _COLUMNS: dict[str, Callable[[Record], str]] = {
     "sequences/s": _throughput,
     "p50 ms": _latency,
     "speed-up": _speedup,
+    "linears alone": _linear_speedup,
     "accuracy (delta)": _accuracy,
     "flips": _flips,
     "SQNR dB": _sqnr,
