@@ -361,7 +361,8 @@ def _computes(kernel: Kernel, product: Product) -> bool:
     if kernel.name in ("aten::bmm", "aten::baddbmm"):
         batched = [shape[-2:] for shape in kernel.shapes if len(shape) == 3 and shape[0] == product.batch]
         return not product.fused and batched[-2:] == [(product.m, product.k), (product.k, product.n)]
-    return product.fused and math.prod(first) == product.input_elements
+    # Query, key and value may come as one tensor.
+    return product.fused and math.prod(first) in (product.input_elements, 3 * product.input_elements)
 
 
 def _operands(kernel: Kernel) -> tuple[Shape, tuple[Shape, ...]]:

@@ -525,8 +525,8 @@ class _Group:
                 own = timings[id(member)]
                 fields = {
                     "speedup": _speedup(reference, own),
-                    "time_split_s": time_split.split(measured.passes),
-                    "linear_speedup": _linear_speedup(baseline, measured),
+                    "time_split_s": time_split.split(measured.passes, member.evidence[scenario].linears),
+                    "linear_speedup": _linear_speedup(baseline, measured, member.evidence[scenario].linears),
                 }
                 self._guard(member, scenario, lambda m=member, c=cell, t=own, f=fields: self._finish(m, c, t, f))  # type: ignore[misc]
 
@@ -670,9 +670,9 @@ def _speedup(reference: Timing | None, own: Timing) -> Speedup | None:
     return None if reference is None or not own.rounds or not reference.rounds else stats.speedup(reference, own)
 
 
-def _linear_speedup(baseline: _Measured, own: _Measured) -> Speedup | None:
-    """As the speed-up, of the linears alone; None where a profile saw none."""
-    known = time_split.split(baseline.passes) and time_split.split(own.passes)
+def _linear_speedup(baseline: _Measured, own: _Measured, linears: int | None) -> Speedup | None:
+    """As the speed-up, of the linears alone; None where a profile did not see them all."""
+    known = time_split.split(baseline.passes, linears) and time_split.split(own.passes, linears)
     return _speedup(Timing(tuple(baseline.linear)), Timing(tuple(own.linear))) if known else None
 
 

@@ -10,6 +10,7 @@ Importing this module imports no torch; profiling does.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -36,11 +37,12 @@ _ATTENTION = re.compile(r"\w+::\w*(scaled_dot_product|attention)|aten::(bmm|badd
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one forward pass, and of the linears and the attention in it."""
+    """Seconds of one forward pass, and of the linears and the attention in it; ``linear_calls`` were seen."""
 
     total_s: float
     linear_s: float
     attention_s: float
+    linear_calls: int
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,18 @@ def kind_of(name: str) -> Kind:
     return "linear" if _LINEAR.match(name) else "other"
 
 
-def split(passes: Sequence[Pass]) -> TimeSplit | None:
+def split(passes: Sequence[Pass], linears: int | None) -> TimeSplit | None:
     """Seconds of one pass by kind, each the median over ``passes``.
 
-    None where no pass holds a linear: then the profiler could not see what ran (a compiled package), and nothing is
-    known about the rest either.
+    Args:
+        linears: how many the model has. Query, key and value may be one product, so that four calls stand for six.
+
+    Returns:
+        None where fewer calls were seen: then some run where the profiler does not look (in a compiled package, in a
+        kernel that Inductor generated), and would be taken for the rest.
     """
-    seen = [one for one in passes if one.linear_s > 0]
-    if not seen or len(seen) < len(passes):
+    least = max(math.ceil((linears or 0) * 4 / 6), 1)
+    if not passes or any(one.linear_calls < least for one in passes):
         return None
     return TimeSplit(
         linear=statistics.median(one.linear_s for one in passes),
@@ -129,10 +135,11 @@ def kernels(events: Iterable[Any], passes: int) -> tuple[Kernel, ...]:
 
 
 def _pass(root: Any, events: Iterable[Any]) -> Pass:
-    spent = {"linear": 0.0, "attention": 0.0}
+    spent: dict[Kind, list[float]] = {"linear": [], "attention": []}
     for event in events:
-        spent[kind_of(event.name)] += _seconds(event)
-    return Pass(_seconds(root), spent["linear"], spent["attention"])
+        spent[kind_of(event.name)].append(_seconds(event))
+    linear, attention = spent["linear"], spent["attention"]
+    return Pass(_seconds(root), math.fsum(linear), math.fsum(attention), len(linear))
 
 
 def _outermost(events: Iterable[Any]) -> Iterator[Any]:

@@ -36,15 +36,17 @@ def test_operators_are_told_apart_by_name(name: str, kind: str) -> None:
 
 
 def test_a_split_is_the_median_of_each_part() -> None:
-    found = time_split.split([Pass(10.0, 6.0, 1.0), Pass(12.0, 7.0, 1.5), Pass(30.0, 6.5, 1.2)])
+    found = time_split.split([Pass(10.0, 6.0, 1.0, 6), Pass(12.0, 7.0, 1.5, 6), Pass(30.0, 6.5, 1.2, 6)], 6)
     assert found is not None
     assert (found.linear, found.attention) == (6.5, 1.2)
     assert found.other == pytest.approx(3.5)
 
 
-def test_a_pass_without_a_linear_says_nothing() -> None:
-    assert time_split.split([]) is None
-    assert time_split.split([Pass(1.0, 0.5, 0.1), Pass(1.0, 0.0, 0.0)]) is None
+def test_linears_that_the_profiler_did_not_see_are_not_taken_for_the_rest() -> None:
+    assert time_split.split([], 6) is None
+    assert time_split.split([Pass(1.0, 0.0, 0.0, 0)], None) is None
+    assert time_split.split([Pass(1.0, 0.5, 0.1, 4)], 6) is not None  # query, key and value in one
+    assert time_split.split([Pass(1.0, 0.5, 0.1, 6), Pass(1.0, 0.5, 0.1, 3)], 6) is None
 
 
 def test_a_kernel_comes_back_from_json() -> None:
@@ -72,6 +74,7 @@ def test_a_real_pass_is_split_and_its_kernels_have_shapes() -> None:
         assert one.linear_s > 0
         assert one.attention_s > 0
         assert one.linear_s + one.attention_s < one.total_s  # GELU is neither
+        assert one.linear_calls == 2
     linears = [kernel for kernel in found.kernels if kernel.kind == "linear"]
     assert [kernel.calls for kernel in linears] == [1, 1]  # nothing is counted with what it calls
     assert any((96, 64) in kernel.shapes and (256, 64) in kernel.shapes for kernel in linears)
