@@ -68,7 +68,7 @@ class Pinned:
     """
 
     runs: int = 28
-    smallest: float = 0.013
+    smallest: float = 0.012
     sigmas: float = 4.0
 
 

@@ -167,7 +167,7 @@ def run(
     name = run_id or new_run_id(time.time())
     check_run_id(name)
     store = Store(_results(results))
-    options = runner.RunOptions(chosen, overrides, name, _State.arguments, sources=_sources(sources))
+    options = runner.RunOptions(chosen, overrides, name, _arguments(sources), sources=_sources(sources))
     runner.plan(options)  # a wrong name is said before anything else
     doctor.require_toolchain()
     with _kept(store, name), progress.shown() as tell:
@@ -216,6 +216,7 @@ def gate(
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Also write them as Markdown.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="99.9 % of FP32's accuracy is needed, not 99 %.")] = False,
     results: Results = None,
 ) -> int:
     """Judge a run's speed and accuracy, and print every verdict.
@@ -223,9 +224,10 @@ def gate(
     Exits 3 if the host was disturbed, 2 if something failed to run, 1 on a regression, 4 if nothing can be concluded,
     0 on a pass; where several apply, the first named.
     """
-    from harness import gating
+    from harness import gating, verdicts
 
-    report = gating.gate(Store(_results(results)), run, baseline)
+    rules = verdicts.STRICT if strict else None
+    report = gating.gate(Store(_results(results)), run, baseline, rules, tell=say)
     named = None if results is None else str(results)
     _print(gating.as_text(report, _console(), named))
     if json_file is not None:
@@ -238,12 +240,15 @@ def gate(
 @app.command(epilog="Example: harness accept latest")
 def accept(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id, or latest.")],
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Also measure slow drift from it from now on, as from a release.")
+    ] = False,
     results: Results = None,
 ) -> None:
     """Make a run the baseline that later runs of a comparable host are compared with."""
     from harness import gating
 
-    _print(gating.accept(Store(_results(results)), run))
+    _print(gating.accept(Store(_results(results)), run, pin=pin))
 
 
 @app.command(epilog="Example: harness replay minilm/int8/sq-static/vnni/offline:b8:s128 --profile")
@@ -569,6 +574,22 @@ def _names(option: str, text: str | None) -> tuple[str, ...] | None:
     if not all(names):
         raise UsageError(f"{option} {text!r} has an empty name; write a comma list such as A,B")
     return names
+
+
+def _arguments(sources: Path | None) -> tuple[str, ...]:
+    """The command line as a run's header keeps it, with the sources that the environment named."""
+    given = _State.arguments
+    named = any(word.split("=", 1)[0] == "--sources" for word in given)
+    return given if sources is None or named else (*given, "--sources", str(sources))
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    """The whole numbers of a comma list; None where the option was not given."""
+    names = _names("--sizes", text)
+    try:
+        return None if names is None else tuple(int(name) for name in names)
+    except ValueError:
+        raise UsageError(f"--sizes {text!r} holds what is no whole number; write a list such as 768,1024") from None
 
 
 def _sources(given: Path | None) -> Sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from harness import baselines, history, known_changes, repetition, series_verdicts
 from harness import verdicts as _verdicts
 from harness.errors import UsageError
-from harness.records import LATEST, Run, RunHeader, Store
+from harness.fingerprint import project_root
+from harness.history import History, RunEntry
+from harness.known_changes import Applied, KnownChange
+from harness.records import LATEST, Run, Store
+from harness.series_verdicts import Said
 from harness.verdicts import Baseline, Outcome, Rules, Verdict
 
 #: How an outcome of the whole gate is called, by exit code.
@@ -36,7 +41,8 @@ class GateReport:
     """What the gate found: the run, what it was compared with (None: nothing), every verdict and what they come to.
 
     ``baseline_run`` is the id of the run that the baseline starts from; single cells may come from an older one (each
-    verdict names its own). ``notes`` are sentences that a reader of the result should know.
+    verdict names its own). ``notes`` are sentences that a reader of the result should know. ``known`` are the entries
+    of ``known_changes.toml`` that cells of the run have.
     """
 
     run: Run
@@ -45,6 +51,7 @@ class GateReport:
     verdicts: tuple[Verdict, ...]
     exit_code: int
     notes: tuple[str, ...] = ()
+    known: tuple[Applied, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -52,122 +59,108 @@ class GateReport:
         return OUTCOMES[self.exit_code]
 
 
-def gate(store: Store, run_id: str = LATEST, baseline_id: str | None = None, rules: Rules | None = None) -> GateReport:
+def gate(
+    store: Store,
+    run_id: str = LATEST,
+    baseline_id: str | None = None,
+    rules: Rules | None = None,
+    *,
+    known: Sequence[KnownChange] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> GateReport:
     """Judge a run of ``store``.
 
     Args:
         store: where the runs are.
         run_id: the run to judge; ``latest`` is the one that started last.
-        baseline_id: the run to compare with; None chooses one as docs/gates.md says.
+        baseline_id: the run to compare with, and nothing but that one; None judges by the history of each cell, and
+            chooses a run for those whose history is short, as docs/gates.md says.
         rules: the limits.
+        known: changes that are meant; None reads the project's ``known_changes.toml``.
+        tell: hears of long work in words.
 
     Raises:
-        UsageError: the baseline's host is not comparable with the run's, or the baseline's host was disturbed.
+        UsageError: the baseline's host is not comparable with the run's, or the baseline's host was disturbed, or the
+            file of known changes is not of its form.
         AssetError: there is no such run.
         StoreError: a run cannot be read.
     """
-    listing = store.listing()
-    if run_id == LATEST and listing.headers:
-        run_id = listing.headers[-1].run_id
+    past = history.read(store, tell)
+    if run_id == LATEST and past.entries:
+        run_id = past.entries[-1].run_id
     run = store.load(run_id)
-    if baseline_id is None:
-        baseline, baseline_run = choose_baseline(store, run, listing.headers, rules)
-    else:
-        baseline, baseline_run = explicit_baseline(store, run, baseline_id), baseline_id
-    found = _verdicts.judge(run, baseline, rules)
-    notes = (*_notes(run, baseline_run, found), *listing.problems)
-    return GateReport(run, baseline, baseline_run, tuple(found), _verdicts.exit_code(found, run), notes)
+    mine = past.of_host(run.header.fingerprint).until(run.header)
+    found, notes = _judged(store, run, mine, baseline_id, rules, known)
+    return GateReport(
+        run,
+        found.baseline,
+        found.baseline_run,
+        found.verdicts,
+        _verdicts.exit_code(found.verdicts, run),
+        (*_notes(run, found.baseline_run, found.verdicts), *notes, *past.problems),
+        found.known,
+    )
 
 
-# --- the baseline -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Found:
+    """What the run was compared with, and the verdicts."""
+
+    baseline: Baseline | None
+    baseline_run: str | None
+    verdicts: tuple[Verdict, ...]
+    known: tuple[Applied, ...] = ()
 
 
-def comparable(one: RunHeader, other: RunHeader) -> bool:
-    """True if times of the two runs may be compared: the hosts' comparable fields are the same."""
-    return one.fingerprint == other.fingerprint
+def _judged(
+    store: Store,
+    run: Run,
+    mine: History,
+    baseline_id: str | None,
+    rules: Rules | None,
+    known: Sequence[KnownChange] | None,
+) -> tuple[_Found, list[str]]:
+    """Verdicts on ``run``, the newest of the comparable runs ``mine``; and notes."""
+    if known is None:
+        known = known_changes.read(project_root() / known_changes.FILE)
+    if baseline_id is not None:
+        named_one = baselines.explicit(store, run, baseline_id)
+        found = _verdicts.judge(run, named_one, rules)
+        return _Found(named_one, baseline_id, (*found, *_verdicts.judge_groups(run, found, rules))), []
+    applied = known_changes.applying(known, mine, known_changes.descendants(project_root())) if known else ()
+    chosen = baselines.choose(store, mine, rules)
+    pinned = next((one for one in reversed(store.pinned()) if any(one == entry.run_id for entry in mine.entries)), None)
+    by_history, groups = series_verdicts.judge(mine, Said(tuple(store.accepted()), pinned, applied))
+    repeated, notes = repetition.judge(store, run, _not_known(chosen.where, mine, applied), rules)
+    present = _verdicts.latest(run)
+    further = {key: [*repeated.get(key, ()), *by_history.get(key, ())] for key in present}
+    baseline = chosen.baseline(store, {key for key in present if key not in by_history})
+    found = _verdicts.judge(run, baseline, rules, further)
+    named = {one.cell_key for one in groups}
+    short = [one for one in _verdicts.judge_groups(run, found, rules) if one.cell_key not in named]
+    here = tuple(one for one in applied if any(key in present for key in one.keys))
+    return _Found(baseline, chosen.run_id, (*found, *groups, *short), here), notes
 
 
-def explicit_baseline(store: Store, run: Run, baseline_id: str) -> Baseline:
-    """The measured cells of the run called ``baseline_id``. Raises as :func:`gate`."""
-    other = store.load(baseline_id)
-    if not comparable(other.header, run.header):
-        raise UsageError(
-            f"run {other.header.run_id} is no baseline for run {run.header.run_id}: it was measured on another host "
-            f"({_host_difference(other.header, run.header)}); choose a run of the same host, or leave --baseline out"
+def _not_known(
+    where: Mapping[str, tuple[RunEntry, int]], mine: History, applied: Sequence[Applied]
+) -> dict[str, tuple[RunEntry, int]]:
+    """``where`` without the runs whose predictions are known to have changed since."""
+    started = {entry.run_id: entry.header.started_at for entry in mine.entries}
+    return {
+        key: (entry, place)
+        for key, (entry, place) in where.items()
+        if not any(
+            one.change.metric == "flips_previous" and key in one.keys and started[entry.run_id] < one.started_at
+            for one in applied
         )
-    if other.header.invalid_reason is not None:
-        raise UsageError(
-            f"run {other.header.run_id} is no baseline: its host was disturbed ({other.header.invalid_reason}); "
-            "choose another run, or leave --baseline out"
-        )
-    return Baseline.of(other)
+    }
 
 
-def _host_difference(one: RunHeader, other: RunHeader) -> str:
-    """Which host fields tell two hosts apart, in a few words."""
-    for name in ("cpu_model", "cpu", *sorted(one.host)):
-        if name in one.host and name in other.host and one.host[name] != other.host[name]:
-            return f"{name}: {one.host[name]} against {other.host[name]}"
-    return f"fingerprint {one.fingerprint} against {other.fingerprint}"
-
-
-def choose_baseline(
-    store: Store, run: Run, headers: Sequence[RunHeader], rules: Rules | None = None
-) -> tuple[Baseline | None, str | None]:
-    """What ``run`` is compared with where the caller names nothing, and the run that it starts from.
-
-    The comparable run accepted last; else the newest earlier comparable one that passed; cells which that lacks are
-    taken from the newest run that passed and has them (docs/gates.md, "Which baseline"). ``headers``: the store's runs.
-    """
-    earlier = [other for other in headers if comparable(other, run.header) and _is_before(other, run.header)]
-    accepted = _accepted_run(store, run, {other.run_id for other in earlier})
-    if accepted is None:
-        return _newest_passed(store, earlier, None, rules)
-    later = [other for other in earlier if _is_before(accepted.header, other)]
-    baseline, _ = _newest_passed(store, later, accepted, rules)
-    return baseline, accepted.header.run_id
-
-
-def _accepted_run(store: Store, run: Run, earlier: set[str]) -> Run | None:
-    """The run accepted last among ``run`` itself and the ``earlier`` ones whose host was not disturbed."""
-    for run_id in reversed(store.accepted()):
-        if run_id == run.header.run_id:
-            return run
-        if run_id in earlier:
-            found = store.load(run_id)
-            if found.header.invalid_reason is None:
-                return found
-    return None
-
-
-def _is_before(one: RunHeader, other: RunHeader) -> bool:
-    return (one.started_at, one.run_id) < (other.started_at, other.run_id)
-
-
-def _newest_passed(
-    store: Store, headers: Iterable[RunHeader], accepted: Run | None, rules: Rules | None
-) -> tuple[Baseline | None, str | None]:
-    """Each cell's newest record among those runs of ``headers`` (oldest first) that passed, and the newest such run.
-
-    Each run is judged against the ones before it, as :func:`gate` does. Cells of ``accepted`` stay as they are.
-    """
-    fixed = Baseline.of(accepted) if accepted else Baseline({}, {})
-    records, known = dict(fixed.records), dict(fixed.headers)
-    newest = None
-    for header in headers:
-        candidate = store.load(header.run_id)
-        before = Baseline(records, known) if known else None
-        if _verdicts.exit_code(_verdicts.judge(candidate, before, rules), candidate) != 0:
-            continue
-        newest = header.run_id
-        own = Baseline.of(candidate)
-        records = {**records, **own.records, **fixed.records}
-        known = {**known, **own.headers}
-    return (Baseline(records, known) if known else None), newest
-
-
-def accept(store: Store, run_id: str) -> str:
+def accept(store: Store, run_id: str, *, pin: bool = False) -> str:
     """Make a run the baseline of its host, and return its id (``latest`` is resolved).
+
+    ``pin`` makes it the release that slow drift is measured from, too.
 
     Raises:
         UsageError: its host was disturbed, or it measured nothing: it could not be compared with.
@@ -182,6 +175,8 @@ def accept(store: Store, run_id: str) -> str:
     if not Baseline.of(run).records:
         raise UsageError(f"run {run.header.run_id} cannot be accepted: no cell of it was measured; run again")
     store.accept(run.header.run_id)
+    if pin:
+        store.pin(run.header.run_id)
     return run.header.run_id
 
 
@@ -196,9 +191,14 @@ def _notes(run: Run, baseline_run: str | None, found: Sequence[Verdict]) -> list
     skipped = sum(record.status == "skipped" for record in _verdicts.latest(run).values())
     if skipped:
         notes.append(f"{skipped} cells were skipped (`harness show` has the reasons)")
-    gains = [verdict for verdict in found if verdict.outcome == "improvement"]
+    gains = sorted({verdict.cell_key for verdict in found if verdict.outcome == "improvement"})
     if gains:
-        notes.append(f"{len(gains)} cells are faster than the baseline by more than the limit: make sure of the reason")
+        named = ", ".join(gains[:3]) + (f" and {len(gains) - 3} more" if len(gains) > 3 else "")
+        notes.append(f"faster than before and not explained: {named}; make sure of the reason, then accept the run")
+    strays = sum(verdict.metric == "speed" and series_verdicts.STRAY in verdict.reason for verdict in found)
+    if strays:
+        again = _verdicts.repeat_command(run.header.arguments)
+        notes.append(f"{strays} cells lie off their level in this run alone, which decides nothing: run `{again}`")
     return notes
 
 
@@ -263,7 +263,16 @@ def as_text(report: GateReport, console: Console, results: str | None = None) ->
 
 def closing_lines(report: GateReport, results: str | None = None) -> list[str]:
     """What follows the table: notes, failures with their commands, and last the result."""
-    return [*(f"note: {note}" for note in report.notes), *failure_lines(report, results), headline(report)]
+    notes = [f"note: {note}" for note in (*_known_lines(report), *report.notes)]
+    return [*notes, *failure_lines(report, results), headline(report)]
+
+
+def _known_lines(report: GateReport) -> list[str]:
+    return [
+        f"known change: {one.change.series} {one.change.metric} since commit {one.change.commit[:12]} (run "
+        f"{one.first_run}): {one.change.reason} ({one.change.who})"
+        for one in report.known
+    ]
 
 
 def _parts(report: GateReport, results: str | None) -> list[Table | Text]:
@@ -312,6 +321,10 @@ def to_json(report: GateReport, results: str | None = None) -> dict[str, Any]:
         "outcome": report.outcome,
         "exit_code": report.exit_code,
         "notes": list(report.notes),
+        "known_changes": [
+            {**dataclasses.asdict(one.change), "first_run": one.first_run, "cells": list(one.keys)}
+            for one in report.known
+        ],
         "verdicts": [_verdict_json(verdict, header.run_id, results) for verdict in report.verdicts],
     }
 
@@ -340,8 +353,9 @@ def to_markdown(report: GateReport, results: str | None = None, most: int = 50) 
         if len(rows) > most:
             lines += ["", f"{len(rows) - most} more lines are left out."]
         lines.append("")
-    if report.notes:
-        lines += [*(f"* {_cell_text(note)}" for note in report.notes), ""]
+    notes = (*_known_lines(report), *report.notes)
+    if notes:
+        lines += [*(f"* {_cell_text(note)}" for note in notes), ""]
     failures = failure_lines(report, results)
     if failures:
         lines += ["```", *failures[: 4 * most], "```"]

@@ -25,8 +25,15 @@ _COLOURS = {"ok": "green", "failed": "bold red", "skipped": "dim", "invalid": "y
 
 
 def as_json(run: Run) -> str:
-    """The records as a JSON list of objects with the names of the record's table in the design."""
-    return json.dumps([to_json(record) for record in run.records], indent=1, allow_nan=False)
+    """The records as a JSON list of objects with the names of the record's table in the design.
+
+    As in the other forms, a speed-up is there only where accuracy passed: speed without it is never published.
+    """
+    return json.dumps([to_json(record) for record in _published(run)], indent=1, allow_nan=False)
+
+
+def _published(run: Run) -> tuple[Record, ...]:
+    return verdicts.published(run, verdicts.judge(run))
 
 
 def as_csv(run: Run) -> str:
@@ -34,7 +41,7 @@ def as_csv(run: Run) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns(), lineterminator="\n")
     writer.writeheader()
-    for record in run.records:
+    for record in _published(run):
         flat = dict(_flatten(to_json(record), ""))
         writer.writerow({name: flat.get(name) for name in columns()})
     return buffer.getvalue().rstrip("\n")
@@ -71,9 +78,7 @@ def as_table(run: Run) -> RenderableType:
 
     A speed-up is shown only where accuracy passed: speed without it is never published.
     """
-    found = verdicts.judge(run)
-    published = [dataclasses.replace(item, speedup=verdicts.published_speedup(item, found)) for item in run.records]
-    return rows(published, _title(run))
+    return rows(_published(run), _title(run))
 
 
 def rows(records: Sequence[Record], title: Text | None = None) -> RenderableType:
@@ -136,8 +141,8 @@ def _linear_speedup(record: Record) -> str:
 def _times(speedup: Speedup | None) -> str:
     if speedup is None:
         return ""
-    interval = record.speedup.ci95
-    return f"{record.speedup.value:.2f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+    interval = speedup.ci95
+    return f"{speedup.value:.2f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
 
 
 def _accuracy(record: Record) -> str:

@@ -52,6 +52,7 @@ class Trend:
         noise: the series' own standard deviation from run to run, as a fraction.
         runs: how many runs made the level.
         first: position of the first of them.
+        begins: position of the run with which the level began, however long ago.
         visible: the smallest change that three runs in a row can show.
         change: the alarm that stands, None if there is none.
         p_value: of that alarm; 1 without one.
@@ -65,6 +66,7 @@ class Trend:
     noise: float
     runs: int
     first: int
+    begins: int
     visible: float
     change: Change | None
     p_value: float
@@ -118,6 +120,7 @@ def _trend(costs: Array, followed: Followed, said: Accepted, rules: TrendRules) 
         noise=sigma,
         runs=min(len(before), rules.watch.history),
         first=int(before[-rules.watch.history :][0]),
+        begins=int(before[0]),
         visible=math.expm1(threshold),
         change=change,
         p_value=1.0 if change is None else _p_value(costs[change.first :], level, unit, rules),
@@ -187,12 +190,13 @@ def geomean(series: Sequence[Array]) -> Array:
 
 
 def real(trends: Sequence[Trend], rules: TrendRules | None = None) -> list[bool]:
-    """Which of one night's trends are alarms to believe: Benjamini and Hochberg's rule over all of them."""
+    """Which of one night's trends are alarms to believe."""
+    called = believed([trend.p_value for trend in trends], rules)
+    return [trend.change is not None and call for trend, call in zip(trends, called, strict=True)]
+
+
+def believed(p_values: Sequence[float], rules: TrendRules | None = None) -> list[bool]:
+    """Which of one night's p-values are called, by Benjamini and Hochberg's rule over all of them."""
     rules = rules or TrendRules()
-    if not trends:
-        return []
-    adjusted = stats.benjamini_hochberg(np.array([trend.p_value for trend in trends]))
-    return [
-        trend.change is not None and bool(value <= rules.false_calls)
-        for trend, value in zip(trends, adjusted, strict=True)
-    ]
+    adjusted = stats.benjamini_hochberg(np.array(p_values, dtype=np.float64))
+    return [bool(value <= rules.false_calls) for value in adjusted]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ FLOAT_RECIPES = frozenset({"fp32", "bf16"})
 #: harmless copies.)
 _REFERENCE_KERNEL = "ref_int8"
 #: Verdicts that must pass before a speed-up is shown.
-TRUSTED = frozenset({"status", "evidence", "accuracy", "flips", "chance"})
+TRUSTED = frozenset({"status", "evidence", "accuracy", "noninferiority", "flips", "flips_previous", "chance"})
 #: Option of ``harness run`` that narrows each part of a cell.
 _AXES = {
     "model": "--models",
@@ -43,13 +44,40 @@ _AXES = {
 
 @dataclass(frozen=True)
 class Rules:
-    """The limits. Fractions: ``accuracy_floor`` of FP32's metric, ``max_flips`` of the examples, ``speed_floor`` of the
-    baseline's speed. An interval of the speed that contains 1 and spans ``hopeless_span`` or more is inconclusive."""
+    """The limits. Fractions: ``accuracy_floor`` of FP32's metric, ``max_flips`` of the examples, ``max_flips_repeat``
+    of them between two runs of one commit and ``max_flips_previous`` between others, ``speed_floor`` of the baseline's
+    speed. The interval of accuracy must exclude a loss of ``sure_within`` times what the floor allows. An interval of
+    the speed that contains 1 and spans ``hopeless_span`` or more is inconclusive."""
 
     accuracy_floor: float = 0.99
     max_flips: float = 0.03
+    max_flips_repeat: float = 0.002
+    max_flips_previous: float = 0.01
     speed_floor: float = 0.90
+    sure_within: float = 2.0
     hopeless_span: float = 2.0
+
+    @property
+    def margin(self) -> float:
+        """The loss that the interval must exclude, as a fraction of FP32's metric."""
+        return self.sure_within * (1.0 - self.accuracy_floor)
+
+
+#: MLPerf's stricter rule: 99.9 % of FP32's metric.
+STRICT = Rules(accuracy_floor=0.999)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A cell's predictions beside those that it made in an earlier run: ``changed`` of ``n`` examples differ.
+
+    ``same`` is True where nothing that should matter lies between the runs: one commit, the same versions.
+    """
+
+    run_id: str
+    n: int
+    changed: int
+    same: bool
 
 
 @dataclass(frozen=True)
@@ -116,15 +144,68 @@ def is_quantized(cell: Cell) -> bool:
     return cell.recipe not in FLOAT_RECIPES
 
 
-def judge(run: Run, baseline: Run | Baseline | None = None, rules: Rules | None = None) -> list[Verdict]:
+#: Verdicts on cells that were reached elsewhere, by cell key: of a history, or of predictions in other runs.
+Further = Mapping[str, Sequence["Verdict"]]
+
+
+def judge(
+    run: Run, baseline: Run | Baseline | None = None, rules: Rules | None = None, further: Further | None = None
+) -> list[Verdict]:
     """Every verdict on ``run``: first on the run as a whole, then on its cells in the order measured, then on cells
-    that are gone. Only those with ``gated`` set decide."""
+    that are gone. Only those with ``gated`` set decide.
+
+    ``further`` are verdicts on its cells by other means; one named ``speed`` takes the place of the comparison with the
+    baseline.
+    """
     rules = rules or Rules()
     reference = Baseline.of(baseline) if isinstance(baseline, Run) else baseline
     verdicts = list(_judge_run(run))
-    for record in latest(run).values():
-        verdicts += judge_record(record, run.header, reference, rules)
-    return verdicts + list(_judge_missing(run, reference))
+    for key, record in latest(run).items():
+        verdicts += judge_record(record, run.header, reference, rules, () if further is None else further.get(key, ()))
+    return [_with_sources(one, run) for one in (*verdicts, *_judge_missing(run, reference))]
+
+
+def _with_sources(verdict: Verdict, run: Run) -> Verdict:
+    """``verdict`` with a command that finds the checkpoints and data which the run was given."""
+    plain, sources = replay_command(verdict.cell_key), option(run.header.arguments, "--sources")
+    if sources is None or verdict.command is None or not verdict.command.startswith(plain):
+        return verdict
+    command = replay_command(verdict.cell_key, sources) + verdict.command.removeprefix(plain)
+    return dataclasses.replace(verdict, command=command)
+
+
+def judge_groups(run: Run, verdicts: Sequence[Verdict], rules: Rules | None = None) -> list[Verdict]:
+    """Verdicts ``geomean``, named ``model/engine/recipe``: the geometric mean of the speeds of its cells against the
+    baseline, where several have one."""
+    rules = rules or Rules()
+    ratios = {one.cell_key: one.value for one in verdicts if one.metric == "speed" and one.value is not None}
+    groups: dict[str, list[Record]] = {}
+    for key, record in latest(run).items():
+        if key in ratios:
+            cell = record.cell
+            groups.setdefault(f"{cell.model}/{cell.engine}/{cell.recipe}", []).append(record)
+    return [_group_verdict(name, records, ratios, run, rules) for name, records in groups.items() if len(records) > 1]
+
+
+def _group_verdict(
+    name: str, records: Sequence[Record], ratios: Mapping[str, float], run: Run, rules: Rules
+) -> Verdict:
+    keys = [record.cell.key for record in records]
+    value = math.exp(sum(math.log(ratios[key]) for key in keys) / len(keys))
+    outcome = _speed_outcome(value, None, rules)
+    slowest = min(keys, key=lambda key: ratios[key])
+    sources = option(run.header.arguments, "--sources")
+    return Verdict(
+        name,
+        "geomean",
+        outcome,
+        any(is_gated(record.cell, run.header) for record in records),
+        value=value,
+        limit=rules.speed_floor,
+        reason=f"{100 * value:.1f} % of the baseline's speed over {len(keys)} cells; {100 * rules.speed_floor:g} % is "
+        "needed",
+        command=None if outcome in ("pass", "improvement") else f"{replay_command(slowest, sources)} --profile",
+    )
 
 
 def exit_code(verdicts: Iterable[Verdict], run: Run | None = None) -> int:
@@ -138,8 +219,36 @@ def exit_code(verdicts: Iterable[Verdict], run: Run | None = None) -> int:
     return next((code for outcome, code in EXIT_CODES.items() if outcome in outcomes), 0)
 
 
+def published(run: Run, verdicts: Sequence[Verdict]) -> tuple[Record, ...]:
+    """The run's records, without their speed-ups where those may not be shown: speed without accuracy is never
+    published. ``verdicts`` are those on the run.
+
+    One prepared model serves all scenarios of a model, engine, recipe, ISA and deploy: if it fails in one of them, it
+    shows no speed-up in any.
+    """
+    broken = {
+        _prepared(record.cell) for record in run.records if record.status == "ok" and not _stands(record, verdicts)
+    }
+    return tuple(
+        dataclasses.replace(record, speedup=None, linear_speedup=None)
+        if published_speedup(record, verdicts) is None or _prepared(record.cell) in broken
+        else record
+        for record in run.records
+    )
+
+
+def _prepared(cell: Cell) -> tuple[str, ...]:
+    return (cell.model, cell.engine, cell.recipe, cell.isa, cell.deploy)
+
+
+def _stands(record: Record, verdicts: Iterable[Verdict]) -> bool:
+    """True if nothing but speed speaks against the record."""
+    key = record.cell.key
+    return all(one.good for one in verdicts if one.cell_key == key and one.metric in TRUSTED)
+
+
 def published_speedup(record: Record, verdicts: Iterable[Verdict]) -> Speedup | None:
-    """The record's speed-up if it may be shown: speed without accuracy is never published.
+    """The record's own speed-up if it may be shown; :func:`published` also looks at the other scenarios.
 
     ``verdicts`` are those on the record's run. None if the cell is not ``ok``, if its status, evidence, accuracy, flips
     or chance did not pass, or if it is a quantized cell on other than synthetic weights whose accuracy nobody judged.
@@ -153,22 +262,29 @@ def published_speedup(record: Record, verdicts: Iterable[Verdict]) -> Speedup | 
     return record.speedup
 
 
+#: Verdicts that a person may accept: they are held against what was, not against FP32.
+_ACCEPTABLE = frozenset({"speed", "drift", "geomean", "flips_previous"})
+
+
 def commands(verdict: Verdict, run_id: str) -> tuple[tuple[str, str], ...]:
     """What to do about a verdict that is not good, as (purpose, exact command): reproduce, profile, accept."""
     if verdict.good or verdict.command is None:
         return ()
     if verdict.cell_key == WHOLE_RUN:
         return (("repeat", verdict.command),)
-    found = [("reproduce", replay_command(verdict.cell_key))]
-    if verdict.metric == "speed":
-        found += [("profile", f"{replay_command(verdict.cell_key)} --profile")]
-        found += [("accept", f"harness accept {quoted(run_id)}")]
+    replay = verdict.command.removesuffix(" --profile")
+    found = [("reproduce", replay)]
+    if verdict.metric in ("speed", "drift", "geomean"):
+        found += [("profile", f"{replay} --profile")]
+    if verdict.metric in _ACCEPTABLE:
+        pin = " --pin" if verdict.metric == "drift" else ""
+        found += [("accept", f"harness accept {quoted(run_id)}{pin}")]
     return tuple(found)
 
 
-def replay_command(cell_key: str) -> str:
-    """The command that measures one cell again."""
-    return f"harness replay {quoted(cell_key)}"
+def replay_command(cell_key: str, sources: str | None = None) -> str:
+    """The command that measures one cell again, with the file that names a user's checkpoints and data."""
+    return f"harness replay {quoted(cell_key)}" + ("" if sources is None else f" --sources {quoted(sources)}")
 
 
 def repeat_command(arguments: Sequence[str]) -> str:
@@ -207,18 +323,39 @@ def _judge_run(run: Run) -> Iterator[Verdict]:
 
 
 def judge_record(
-    record: Record, header: RunHeader, baseline: Baseline | None = None, rules: Rules | None = None
+    record: Record,
+    header: RunHeader,
+    baseline: Baseline | None = None,
+    rules: Rules | None = None,
+    further: Sequence[Verdict] = (),
 ) -> list[Verdict]:
-    """The verdicts on one record of the run with ``header``. Empty for a skipped cell that the baseline lacks too."""
+    """The verdicts on one record of the run with ``header``, and those ``further`` ones that were reached elsewhere.
+
+    Empty for a skipped cell that the baseline lacks too.
+    """
     rules = rules or Rules()
     before = baseline.records.get(record.cell.key) if baseline else None
     gated = is_gated(record.cell, header)
     if record.status != "ok":
         return _judge_status(record, before, gated)
     found = [Verdict(record.cell.key, "status", "pass", gated, reason="measured"), *judge_itself(record, header, rules)]
-    disturbed = header.invalid_reason is not None
-    found.append(judge_speed(record, before, gated, rules, has_baseline=baseline is not None, disturbed=disturbed))
-    return found
+    found += [one for one in further if one.metric in TRUSTED]
+    sound = all(one.good for one in found)
+    speeds = [one for one in further if one.metric not in TRUSTED]
+    if not any(one.metric == "speed" for one in speeds):
+        disturbed = header.invalid_reason is not None
+        has_baseline = baseline is not None
+        speed = judge_speed(record, before, gated, rules, has_baseline=has_baseline, disturbed=disturbed)
+        speeds = [speed, *speeds]
+    return found + [one if sound else _without_gain(one) for one in speeds]
+
+
+def _without_gain(verdict: Verdict) -> Verdict:
+    """``verdict`` on the speed of a cell whose accuracy or evidence did not pass: its gains are not shown."""
+    if not verdict.good or verdict.value is None:
+        return verdict
+    reason = "not shown: speed counts only where accuracy and evidence pass"
+    return dataclasses.replace(verdict, outcome="pass", value=None, limit=None, interval=None, reason=reason)
 
 
 def judge_itself(record: Record, header: RunHeader, rules: Rules | None = None) -> list[Verdict]:
@@ -299,6 +436,7 @@ def judge_accuracy(record: Record, gated: bool, rules: Rules | None = None) -> l
         return [_failed(key, "accuracy", gated, problem)]
     return [
         _accuracy_verdict(key, accuracy, gated, rules),
+        *_noninferiority_verdicts(key, accuracy, gated, rules),
         _flips_verdict(key, accuracy, gated, rules),
         *_chance_verdicts(key, accuracy, gated),
     ]
@@ -332,6 +470,7 @@ def _accuracy_verdict(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -
     reason = (
         f"{accuracy.metric} {value:.4g} is {100 * value / reference:.2f} % of FP32's {reference:.4g} on {accuracy.n} "
         f"examples{_interval_text(accuracy.delta_ci95)}; {100 * rules.accuracy_floor:g} % is needed"
+        f"{_mcnemar_text(accuracy)}"
     )
     return Verdict(
         key,
@@ -348,6 +487,65 @@ def _accuracy_verdict(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -
 
 def _interval_text(interval: tuple[float, float] | None) -> str:
     return f" (difference {interval[0]:+.4f} to {interval[1]:+.4f})" if interval else ""
+
+
+def _mcnemar_text(accuracy: Accuracy) -> str:
+    gained, lost = accuracy.flips_gained, accuracy.flips_lost
+    if min(gained, lost) < 0:
+        return ""
+    return f"; McNemar p {stats.mcnemar(gained, lost):.2g} ({gained} gained, {lost} lost)"
+
+
+def _noninferiority_verdicts(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -> Iterator[Verdict]:
+    """Whether the interval of the difference excludes too large a loss; none where no interval was computed."""
+    interval = accuracy.delta_ci95
+    if interval is None:
+        return
+    margin = rules.margin * accuracy.fp32_value
+    outcome = noninferiority(interval, margin)
+    low, high = interval
+    reason = (
+        f"the difference from FP32 lies between {low:+.4f} and {high:+.4f} (95 %); a loss of {margin:.4f} must lie "
+    )
+    reason += {"pass": "outside it", "regression": "above it"}.get(outcome, "outside it: judge more examples")
+    yield Verdict(
+        key,
+        "noninferiority",
+        outcome,
+        gated,
+        value=low,
+        baseline=accuracy.fp32_value,
+        limit=-margin,
+        reason=reason,
+        command=None if outcome == "pass" else replay_command(key),
+        interval=interval,
+    )
+
+
+def judge_repetition(key: str, found: Repetition, gated: bool, rules: Rules | None = None) -> Verdict:
+    """Verdict ``flips_previous``: what runs of one commit should not change at all, and others little.
+
+    One example may always differ, since on few examples the limit would allow none.
+    """
+    rules = rules or Rules()
+    limit = rules.max_flips_repeat if found.same else rules.max_flips_previous
+    passed = found.changed <= max(1.0, limit * found.n)
+    what = "of the same commit and versions" if found.same else "of another commit or other versions"
+    reason = (
+        f"{found.changed} of {found.n} predictions differ from those in run {found.run_id}, {what}; "
+        f"{100 * limit:g} % are allowed"
+    )
+    return Verdict(
+        key,
+        "flips_previous",
+        "pass" if passed else "regression",
+        gated,
+        value=found.changed / found.n,
+        limit=max(limit, 1.0 / found.n),
+        reason=reason,
+        command=None if passed else replay_command(key),
+        baseline_run=found.run_id,
+    )
 
 
 def _flips_verdict(key: str, accuracy: Accuracy, gated: bool, rules: Rules) -> Verdict:

@@ -159,7 +159,7 @@ def test_a_baseline_without_usable_time_is_no_baseline_for_the_cell() -> None:
 def test_damaged_accuracy_is_a_regression() -> None:
     now = run([record(accuracy=accuracy(0.70, flips=0.08))])
     assert codes(now, run([record()], "before")) == 1
-    assert {one.metric for one in bad(now)} == {"accuracy", "flips"}
+    assert {one.metric for one in bad(now)} == {"accuracy", "noninferiority", "flips"}
     found = the(bad(now), "accuracy")
     assert (found.value, found.baseline) == (pytest.approx(0.70), 0.732)
     assert found.limit == pytest.approx(0.99 * 0.732)
