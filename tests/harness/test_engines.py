@@ -35,12 +35,12 @@ def test_an_unknown_engine_is_a_usage_error() -> None:
         engines.get("onednn")
 
 
-@pytest.mark.parametrize("name", engines.names())
+@pytest.mark.parametrize("name", ["int8", "torchao"])
 def test_every_engine_says_why_it_lacks_something(name: str) -> None:
     engine = engines.get(name)
     assert engine.name == name
     assert engine.unsupported(recipes.get("sq-static"), "vnni", "jit") is None
-    assert "aoti" in str(engine.unsupported(recipes.get("sq-static"), "vnni", "aoti"))
+    assert ("aoti" in str(engine.unsupported(recipes.get("sq-static"), "vnni", "aoti"))) == (name != "int8")
     assert (engine.unsupported(recipes.get("bf16"), "amx", "jit") is None) == (name == "int8")
 
 
@@ -142,5 +142,28 @@ def test_upstreams_path_fuses_every_linear_and_stays_close_to_fp32(recipe: str, 
         answer = worker.request("evaluate", scenario=scenario, limit=32, path=str(tmp_path / "out.npz"))
         assert answer["accuracy"]["n"] == 32
         assert answer["accuracy"]["sqnr_db"] > 20
+    finally:
+        worker.kill()
+
+
+def test_a_package_is_measured_and_judged_like_the_compiled_model(tmp_path: Path) -> None:
+    scenario, cpus = "offline:b2:s16", processes.worker_cpus()
+    spec = WorkerSpec(
+        "tiny-bert", "int8", "sq-static", isa.best(), "aoti", "tiny-reviews", (scenario,), cpus, scenario, 32
+    )
+    assert spec.label.endswith("/aoti")
+    worker = WorkerHandle(spec, tmp_path / "log")
+    try:
+        assert worker.prepare()["memory"]["linear_weight_bytes"] > 0
+        compiled = worker.request("compile", scenario=scenario)
+        assert compiled["seconds"] > 0
+        evidence = compiled["evidence"]
+        assert evidence["fused_linears"] == evidence["quantized_linears"] == 12
+        assert evidence["isa_effective"] == spec.isa
+        assert evidence["kernels"]
+        samples = worker.request("time", scenario=scenario, seconds=0.1, min_iterations=2, max_iterations=4)
+        assert len(samples["samples_s"]) >= 2
+        answer = worker.request("evaluate", scenario=scenario, limit=32, path=str(tmp_path / "out.npz"))
+        assert (answer["accuracy"]["n"], answer["accuracy"]["sqnr_db"] > 20) == (32, True)
     finally:
         worker.kill()
