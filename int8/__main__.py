@@ -1,4 +1,4 @@
-"""The library's own verb: ``python -m int8 quantize MODEL --recipe R --out DIR``."""
+"""The library's own verb: ``python -m int8 quantize MODEL --recipe R --out DIR [--package]``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from int8 import isa, recipe
 from int8.errors import CalibrationError, Int8Error
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from int8.calibrate import Batch
 
 #: Texts of one calibration batch; lengths are mixed, padding is masked out.
@@ -35,6 +37,9 @@ def quantize(
     recipe_name: Annotated[str, typer.Option("--recipe", help="How numbers are represented.")] = "sq-dynamic",
     calibration: Annotated[Path | None, typer.Option(help="Text file, one real example a line; some hundreds.")] = None,
     max_length: Annotated[int, typer.Option(help="Longest calibration text, in tokens.", min=2)] = 128,
+    package: Annotated[
+        bool, typer.Option("--package", help="Also write model-ISA.pt2: compiled, for any batch and length, one file.")
+    ] = False,
 ) -> None:
     """Quantize a model and save it. The ISA is that of INT8_ISA, by default the best of this host."""
     chosen = recipe.get(recipe_name)
@@ -47,7 +52,7 @@ def quantize(
 
     try:
         encoder = AutoModel.from_pretrained(model).eval()
-        tokenizer = AutoTokenizer.from_pretrained(model) if calibration else None
+        tokenizer = AutoTokenizer.from_pretrained(model) if calibration or (package and _has_tokenizer(model)) else None
     except (OSError, ValueError) as error:
         raise CalibrationError(f"cannot load {model!r}: {str(error).splitlines()[0]}") from error
     batches = list(_batches(tokenizer, calibration, max_length)) if calibration else None
@@ -58,7 +63,34 @@ def quantize(
         tokenizer.save_pretrained(out)
     for name, module in int8.quantized_modules(quantized).items():
         print(f"{name}: {module.extra_repr()}", file=sys.stderr)
+    if package:
+        _package(quantized, out, tokenizer)
     print(out)
+
+
+def _has_tokenizer(model: str) -> bool:
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _package(quantized: nn.Module, out: Path, tokenizer: Any) -> None:
+    """Write the package beside the tensors. It takes what the tokenizer gives, ids and mask where there is none."""
+    import torch
+
+    import int8
+
+    path = out / f"model-{isa.effective()}.pt2"
+    print(f"packaging {path.name}, which compiles...", file=sys.stderr, flush=True)
+    names = ("input_ids", "attention_mask") if tokenizer is None else tokenizer.model_input_names
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    inputs = {name: torch.ones_like(tokens) if name == "attention_mask" else tokens for name in names}
+    info = int8.export(quantized, inputs, path, dynamic=True)
+    print(f"{path.name}: {info.fused_linears} of {info.quantized_linears} linears fused", file=sys.stderr)
 
 
 def _batches(tokenizer: Any, path: Path, max_length: int) -> Iterator[Batch]:

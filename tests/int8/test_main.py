@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModel, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import int8
 
@@ -47,6 +47,19 @@ def test_quantize_writes_a_model_that_loads(model: Path, tmp_path: Path) -> None
     loaded = int8.load(tmp_path / "out", into=AutoModel.from_pretrained(model))
     assert len(int8.quantized_modules(loaded)) == 12
     assert loaded.int8_recipe.name == "sq-static"
+
+
+def test_package_writes_one_file_that_serves(model: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a fine film\na dull film with grace\n")
+    done = run("quantize", model, "--recipe", "sq-static", "--calibration", texts, "--out", tmp_path, "--package")
+    assert done.returncode == 0, done.stderr
+    assert "12 of 12 linears fused" in done.stderr
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    batch = tokenizer(["a fine film with grace", "dull"], padding=True, return_tensors="pt")
+    expected = int8.load(tmp_path, into=AutoModel.from_pretrained(model))(**batch).last_hidden_state
+    package = int8.load_package(next(tmp_path.glob("model-*.pt2")))
+    torch.testing.assert_close(package(**batch)["last_hidden_state"], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
