@@ -7,15 +7,34 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dashboards import accuracy, changes, feed, frontier, health, judging, overview, runs, static_files, wording
+from dashboards import (
+    accuracy,
+    analyses,
+    changes,
+    environments,
+    examples,
+    feed,
+    frontier,
+    health,
+    judging,
+    kernels,
+    marks,
+    outliers,
+    overview,
+    rooflines,
+    runs,
+    selftests,
+    static_files,
+    wording,
+)
 from dashboards import series as histories
-from dashboards.facts import Digest, digest
+from dashboards.facts import FAIL, Digest, Facts, digest
 from dashboards.judging import Judgement
 from dashboards.render import Pages
 from harness import fingerprint, metrics, verdicts
@@ -35,7 +54,10 @@ MOST_WORKERS = 8
 NAVIGATION = (
     ("index.html", "Overview"),
     ("frontier.html", "Frontier"),
+    ("roofline.html", "Roofline"),
+    ("outliers.html", "Outliers"),
     ("accuracy.html", "Accuracy"),
+    ("kernels.html", "Kernels"),
     ("series/index.html", "Series"),
     ("runs/index.html", "Runs"),
     ("health.html", "Health"),
@@ -190,8 +212,8 @@ def _write_site(store: Store, draft: Path, *, now: float, repository: str | None
             kept[found.header.run_id] = found
         history.add(found)
     _write_overview(pages, store, history, judgements, kept, now)
-    _write_series(pages, history)
-    _write_others(pages, history, judgements, now)
+    _write_series(pages, history, store.accepted())
+    _write_others(pages, store, history, judgements, now)
 
 
 def _to_compare(headers: tuple[RunHeader, ...], judgements: dict[str, Judgement]) -> set[str]:
@@ -310,12 +332,15 @@ def _write_overview(
     )
 
 
-def _write_series(pages: Pages, history: History) -> None:
+def _write_series(pages: Pages, history: History, accepted: Sequence[str]) -> None:
     files = [runs.file_of(header) for header in history.headers]
     pages.write_script("data/runs.js", "runs", histories.runs_script(history.headers, files))
+    pages.write_script("data/environments.js", "environments", environments.script(history.headers))
+    pages.write("runs/compare.html", "compare.html", title="Compare two environments")
     for one in history.series.values():
         name = slug(one.key)
-        pages.write_script(f"data/series/{name}.js", "series", histories.script_data(one))
+        found = marks.marks(one, history.headers, accepted)
+        pages.write_script(f"data/series/{name}.js", "series", histories.script_data(one, marks.script_marks(found)))
         pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, history.headers))
         pages.write(
             f"series/{name}.html",
@@ -324,6 +349,7 @@ def _write_series(pages: Pages, history: History) -> None:
             series=one,
             name=name,
             newest=histories.newest_points(one, history.headers, files),
+            happened=marks.listed(found, history.headers, files),
             scenario=wording.scenario_title(one.cell.scenario),
             replay=verdicts.replay_command(one.key),
             withheld=one.withheld(),
@@ -333,15 +359,37 @@ def _write_series(pages: Pages, history: History) -> None:
     )
 
 
-def _write_others(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:
+def _write_others(pages: Pages, store: Store, history: History, judgements: dict[str, Judgement], now: float) -> None:
     current = [
         one.facts for host in newest_of(history.headers) for one in overview.recent(history.latest[host]).values()
     ]
     pages.write("frontier.html", "frontier.html", title="Frontier", charts=frontier.charts(current))
-    pages.write("accuracy.html", "accuracy.html", title="Accuracy", groups=accuracy.groups(current))
+    judged = {one.key: examples.read(store, one.cell, one.accuracy) for one in current if one.accuracy is not None}
+    pages.write(
+        "accuracy.html",
+        "accuracy.html",
+        title="Accuracy",
+        groups=accuracy.groups(current),
+        examples={key: told for key, told in judged.items() if told is not None},
+    )
+    pages.write("kernels.html", "kernels.html", title="Kernels", panels=kernels.panels(current))
+    failing = {(one.cell.model, one.cell.recipe, one.cell.isa) for one in current if _fails(one)}
+    roofs, troubles = analyses.read(store, "roofline")
+    pages.write(
+        "roofline.html",
+        "roofline.html",
+        title="Roofline",
+        sections=rooflines.sections(roofs, failing),
+        problems=troubles,
+    )
+    reports, troubles = analyses.read(store, "outliers")
+    pages.write(
+        "outliers.html", "outliers.html", title="Outliers", reports=outliers.reports(reports), problems=troubles
+    )
     pages.write_text("data/latest.csv", histories.latest_csv(current))
     margin = metrics.get("throughput").default_margin
     prints = [header.fingerprint for header in history.headers]
+    tested, troubles = analyses.read(store, "selftest")
     pages.write(
         "health.html",
         "health.html",
@@ -351,9 +399,16 @@ def _write_others(pages: Pages, history: History, judgements: dict[str, Judgemen
         problems=history.problems,
         noises=health.noises(history.series.values(), prints, margin),
         window=health.WINDOW,
+        selftests=selftests.selftests(tested),
+        troubles=troubles,
     )
     pages.write("runs/index.html", "runs_index.html", title="Runs", lines=list(reversed(history.lines)))
     _write_feeds(pages, history, judgements, now)
+
+
+def _fails(one: Facts) -> bool:
+    """True for a cell of ours whose speed may be shown nowhere, whoever measured it."""
+    return one.cell.engine == "int8" and one.status == "ok" and one.trust.outcome == FAIL
 
 
 def _write_feeds(pages: Pages, history: History, judgements: dict[str, Judgement], now: float) -> None:

@@ -41,6 +41,7 @@ def environment() -> jinja2.Environment:
     )
     for name in (
         "significant",
+        "giga",
         "ratio",
         "ratio_interval",
         "percent",

@@ -35,7 +35,8 @@ class Group:
 
 def file_of(header: RunHeader) -> str:
     """The page of a run, relative to the site's root. Run ids are file names already (the store checks them)."""
-    return f"runs/{header.run_id}.html" if header.run_id.lower() != "index" else f"runs/{slug(header.run_id)}.html"
+    taken = header.run_id.lower() in ("index", "compare")
+    return f"runs/{slug(header.run_id) if taken else header.run_id}.html"
 
 
 def failures(store: Store, digest: Digest) -> tuple[Failure, ...]:

@@ -146,7 +146,7 @@ def _rounded(number: float) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def script_data(series: Series) -> dict[str, Any]:
+def script_data(series: Series, marks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """What ``static/series.js`` draws. Columns that hold nothing are left out."""
     columns = {
         name: [_rounded(number) for number in column]
@@ -160,6 +160,7 @@ def script_data(series: Series) -> dict[str, Any]:
         "verdict": "".join(series.verdict),
         "reasons": {str(index): reason[:300] for index, reason in series.reasons.items()},
         "columns": columns,
+        "marks": list(marks),
     }
 
 

@@ -21,7 +21,16 @@ FONTS = (
     ("Inter Site", "inter-latin.woff2", "100 900"),
     ("JetBrains Mono Site", "jetbrains-mono-latin.woff2", "100 800"),
 )
-PLAIN = ("site.css", "theme.js", "site.js", "series.js", "OFL-inter.txt", "OFL-jetbrains-mono.txt", "favicon.svg")
+PLAIN = (
+    "site.css",
+    "theme.js",
+    "site.js",
+    "series.js",
+    "compare.js",
+    "OFL-inter.txt",
+    "OFL-jetbrains-mono.txt",
+    "favicon.svg",
+)
 
 
 def copy(target: Path) -> None:

@@ -49,6 +49,18 @@ def significant(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,.{max(places, 0)}f}".replace("-", "−")
 
 
+def count(value: float | None) -> str:
+    """A whole number with thousands separators; what is none keeps three significant digits."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{int(value):,}".replace("-", "−") if float(value).is_integer() else significant(value)
+
+
+def giga(value: float | None) -> str:
+    """A rate in billions a second: 3,810."""
+    return significant(None if value is None else value / 1e9)
+
+
 def ratio(value: float | None) -> str:
     """A speed-up: 3.42×, 0.87×, 12.4×."""
     if value is None:

@@ -71,6 +71,11 @@
   }
   var changes = bumps();
 
+  // Steps, accepted runs and known changes: a sign and a colour each; the table below the charts has the words.
+  var MARKS = { slower: ["▼", "--fail-ink"], faster: ["▲", "--pass-ink"], accepted: ["✓", "--soft"], known: ["✎", "--soft"] };
+  var happened = (series.marks || []).filter(function (mark) { return MARKS[mark.kind] && mark.at < days.length; })
+    .map(function (mark) { return { x: days[mark.at], kind: mark.kind, text: mark.text }; });
+
   function hover(place, chart) {
     var run = series.runs[place];
     var value = columns[chart.value][place] * chart.factor;
@@ -151,8 +156,12 @@
       xaxis: { fixedrange: coarse, type: "date", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft } },
       yaxis: { fixedrange: coarse, gridcolor: line, zeroline: Boolean(chart.zero), zerolinecolor: variable("--strong"), zerolinewidth: 1.5, tickfont: { color: soft }, automargin: true, nticks: 6 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      shapes: changes.map(function (bump) { return { type: "line", x0: bump.x, x1: bump.x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dash", color: variable("--strong") } }; }),
-      annotations: changes.slice(-12).map(function (bump, place) { return { x: bump.x, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", text: inert(bump.text), showarrow: false, font: { size: 10, color: soft }, textangle: 0, xshift: -2, yshift: (place % 2) * 11 }; })
+      shapes: happened.map(function (mark) {
+        return { type: "line", x0: mark.x, x1: mark.x, y0: 0, y1: 1, yref: "paper", line: { width: 1.5, color: variable(MARKS[mark.kind][1]) } };
+      }).concat(changes.map(function (bump) { return { type: "line", x0: bump.x, x1: bump.x, y0: 0, y1: 1, yref: "paper", line: { width: 1, dash: "dash", color: variable("--strong") } }; })),
+      annotations: happened.slice(-8).map(function (mark) {
+        return { x: mark.x, y: 0, yref: "paper", yanchor: "bottom", xanchor: "left", text: MARKS[mark.kind][0] + " " + inert(mark.text), showarrow: false, font: { size: 10, color: variable(MARKS[mark.kind][1]) }, xshift: 2, bgcolor: variable("--paper"), opacity: 0.9 };
+      }).concat(changes.slice(-12).map(function (bump, place) { return { x: bump.x, y: 1, yref: "paper", yanchor: "bottom", xanchor: "left", text: inert(bump.text), showarrow: false, font: { size: 10, color: soft }, textangle: 0, xshift: -2, yshift: (place % 2) * 11 }; }))
     };
   }
 

@@ -25,7 +25,17 @@ def text(path: Path) -> str:
 
 def test_every_page_is_there_and_every_link_leads_somewhere(site: Path, store: Store) -> None:
     assert links.problems(site) == []
-    for name in ("index", "frontier", "accuracy", "health", "series/index", "runs/index"):
+    for name in (
+        "index",
+        "frontier",
+        "roofline",
+        "outliers",
+        "accuracy",
+        "kernels",
+        "health",
+        "series/index",
+        "runs/index",
+    ):
         assert (site / f"{name}.html").is_file()
     assert len(list((site / "runs").glob("*.html"))) == PLAN.runs + 1
     assert len(list((site / "series").glob("*.html"))) == PLAN.cells + 1
@@ -37,7 +47,10 @@ def test_the_navigation_names_what_exists_only(site: Path, tmp_path: Path, store
     assert names == [
         "index.html",
         "frontier.html",
+        "roofline.html",
+        "outliers.html",
         "accuracy.html",
+        "kernels.html",
         "series/index.html",
         "runs/index.html",
         "health.html",
