@@ -395,6 +395,8 @@ def _engine_recipes(profile: Profile, overrides: Overrides) -> tuple[tuple[str, 
 
 
 def _all_recipes(engine: str) -> tuple[str, ...]:
+    if engine in engines.PEER_RECIPES:  # also where it is not installed: its cells then say so
+        return engines.PEER_RECIPES[engine]
     found = engines.get(engine)
     return tuple(name for name in recipes.names() if found.unsupported(recipes.get(name), "amx", "jit") is None)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import fingerprint
+from harness import engines, fingerprint
 from harness.errors import HarnessError
 from harness.matrix import Budget
 from harness.worker import PROTOCOL, WorkerSpec
@@ -113,9 +113,23 @@ def compile_cache(isa: str, tree: Path | None = None) -> Path:
     return (tree or fingerprint.project_root()) / ".cache" / "inductor" / isa
 
 
+def _pinning(spec: WorkerSpec) -> dict[str, str]:
+    """One thread a CPU, in order: for the OpenMP of torch's wheels (GNU), and for Intel's where it is preloaded.
+
+    Not for peers. GNU's pins the main thread to the first CPU as soon as torch is loaded, and the threads of a peer's
+    own pool would inherit that one CPU. The worker as a whole is held to its CPUs whatever the engine.
+    """
+    if spec.engine in engines.PEER_RECIPES:
+        return {}
+    cpus = [str(cpu) for cpu in spec.cpus]
+    return {
+        "GOMP_CPU_AFFINITY": " ".join(cpus),
+        "KMP_AFFINITY": f"granularity=fine,proclist=[{','.join(cpus)}],explicit",
+    }
+
+
 def worker_environment(spec: WorkerSpec, base: Mapping[str, str], home: Home | None = None) -> dict[str, str]:
     """The environment that a worker starts with: ``base`` with the ISA's mask, threads, pinning and caches set."""
-    cpus = [str(cpu) for cpu in spec.cpus]
     package_root = str((home or Home.own()).tree)
     inherited = {k: v for k, v in isas.clean_environment(base).items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
     return {
@@ -126,9 +140,7 @@ def worker_environment(spec: WorkerSpec, base: Mapping[str, str], home: Home | N
         "MKL_NUM_THREADS": str(spec.threads),
         "OMP_DYNAMIC": "FALSE",
         "MKL_DYNAMIC": "FALSE",
-        # One thread a CPU, in order: for the OpenMP of torch's wheels (GNU), and for Intel's where it is preloaded.
-        "GOMP_CPU_AFFINITY": " ".join(cpus),
-        "KMP_AFFINITY": f"granularity=fine,proclist=[{','.join(cpus)}],explicit",
+        **_pinning(spec),
         # Threads spin for the microseconds between two parallel regions of a forward pass, where sleeping would cost
         # more than the region, and sleep soon after: a worker that waits for its turn must leave the cores to others.
         # So neither OMP_WAIT_POLICY=active (spins for ever) nor passive (sleeps at once). The unit of GNU's is loop

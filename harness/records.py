@@ -171,7 +171,8 @@ class Evidence:
     """What really ran. Counts are of original ``nn.Linear`` modules; ``kernels`` maps a kernel's name to its calls in
     one forward pass; ``amx_permission`` is the process's AMX bit when the cell ended. ``weight_bits`` is 7 where the
     ISA's kernels would saturate with 8. ``selection`` has an object for each product for which a kernel was chosen:
-    ``m``, ``n``, ``k``, ``epilogue``, ``out_dtype``, ``kernel`` and ``times_s`` (seconds by kernel, as measured)."""
+    ``m``, ``n``, ``k``, ``epilogue``, ``out_dtype``, ``kernel`` and ``times_s`` (seconds by kernel, as measured).
+    ``fp32_cosine`` sets the output for the timed batch beside eager FP32's, where no task judges the cell."""
 
     linears: int | None = None
     quantized_linears: int | None = None
@@ -181,6 +182,7 @@ class Evidence:
     amx_permission: bool | None = None
     weight_bits: int | None = None
     threads: int | None = None
+    fp32_cosine: float | None = None
     notes: tuple[str, ...] = ()
     selection: tuple[dict[str, Any], ...] = ()
 

@@ -54,6 +54,11 @@ from int8 import recipe as recipes
 
 #: Part of the memory that workers may fill.
 MEMORY_SHARE = 0.8
+#: Cosine to eager FP32's output for the timed batch, by kind of weights, below which a cell that no task judges
+#: computed something else. Synthetic weights have no outliers: sound recipes stay above 0.99 on them, and one layer
+#: of twelve left out falls to 0.58. Real ones meet random tokens here, on which sound static quantization fell to 0.82:
+#: how good it is, a task must say.
+MIN_COSINE: Mapping[str | None, float] = {"synthetic": 0.98, "real": 0.7}
 #: Bytes of a process that has torch and transformers loaded and no model.
 PROCESS_BYTES = 700 << 20
 #: A worker's peak over its model's FP32 bytes: the weights as loaded, quantized, packed, and what compiling keeps.
@@ -427,7 +432,7 @@ class _Group:
         member.compile_s[cell.scenario] = float(answer["seconds"])
         member.evidence[cell.scenario] = _evidence(answer)
         self._session.tell("phase", f"{member.handle.spec.label}: compiled {cell.scenario}", cell.key, _COMPILE_S)
-        reason = disproof(cell, member.evidence[cell.scenario])
+        reason = disproof(dataclasses.replace(cell, **member.identity), member.evidence[cell.scenario])
         if reason is not None:
             self._fail(member, [cell], reason)
 
@@ -541,7 +546,7 @@ class _Group:
         if own.brief:
             note = f"brief: BF16 is emulated on {cell.isa}, so only a few iterations and examples were run"
             evidence = dataclasses.replace(evidence, notes=(*evidence.notes, note))
-        reason = disproof(cell, evidence)
+        reason = disproof(dataclasses.replace(cell, **member.identity), evidence)
         status: Status = "ok" if reason is None else "failed"
         member.cells.remove(cell)
         self._session.append(
@@ -610,7 +615,8 @@ def disproof(cell: Cell, evidence: Evidence) -> str | None:
 
     Our own INT8 cells must run every quantized linear in a fused kernel. Upstream is measured as it is, so that only
     having quantized nothing is a failure there. The AMX permission proves a mask: without it an AMX instruction ends
-    the process. A kernel that cannot say whether it granted AMX has not granted it.
+    the process. A kernel that cannot say whether it granted AMX has not granted it. Where no task judges, the output
+    for the timed batch must be that of eager FP32 within :data:`MIN_COSINE`.
     """
     if evidence.isa_effective != cell.isa:
         return f"the worker ran under ISA {evidence.isa_effective}, not {cell.isa}"
@@ -618,6 +624,10 @@ def disproof(cell: Cell, evidence: Evidence) -> str | None:
         return "the process never got Linux's permission to use AMX, so no AMX instruction can have run"
     if cell.isa != "amx" and evidence.amx_permission:
         return f"the process holds Linux's permission to use AMX, so the mask {cell.isa} is not proven"
+    if cell.task is None and evidence.fp32_cosine is not None:
+        least = MIN_COSINE.get(cell.weights, 0.0)
+        if not evidence.fp32_cosine >= least:  # not a number is no proof either
+            return f"its output has cosine {evidence.fp32_cosine:.4f} to eager FP32's, below {least:g}"
     if not recipes.get(cell.recipe).quantized:
         return None
     quantized, fused = evidence.quantized_linears, evidence.fused_linears

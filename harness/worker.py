@@ -38,6 +38,8 @@ from int8 import recipe as recipes
 from int8.errors import Int8Error
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from harness.models import LoadedModel
     from harness.tasks import Floats, Task
 
@@ -130,6 +132,8 @@ class Worker:
         self._prepared: Prepared | None = None
         self._batches: dict[str, Batch] = {}
         self._references: dict[tuple[int, int | None], Floats] = {}
+        self._expected: dict[str, Tensor] = {}
+        self._cosines: dict[str, float] = {}
         self._notes: tuple[str, ...] = (f"fault injected: {faults.named()}",) if faults.named() else ()
 
     def hello(self) -> dict[str, Any]:
@@ -154,6 +158,9 @@ class Worker:
         if self._task is not None and wanted.judged_in is not None:
             self._tell_phase("reference")  # before the engine, which may change the module
             self._make_reference(Scenario.parse(wanted.judged_in).seq, wanted.limit)
+        if self._task is None:
+            self._tell_phase("reference")
+            self._expected = {scenario: self._eager(scenario) for scenario in wanted.scenarios}
         prepared = engine.prepare(model, recipe, wanted.isa, self._calibration(model), clock)
         self._prepared = _deployed(prepared, wanted.deploy)
         return {
@@ -169,7 +176,10 @@ class Worker:
         batch = self._batch(scenario)
         clock = Clocks()
         with clock.measure("compile"):
-            self._ready()(batch)
+            output = self._ready()(batch)
+        expected = self._expected.pop(scenario, None)
+        if expected is not None:
+            self._cosines[scenario] = cosine(output, expected)
         return {"seconds": clock.seconds["compile"], "evidence": self._evidence(scenario)}
 
     def warm_up(self, scenario: str, cap_s: float) -> dict[str, Any]:
@@ -277,12 +287,21 @@ class Worker:
         assert self._spec is not None
         with _no_grad():
             found: Evidence = self._ready().evidence(self._batch(scenario))
-        notes = (*found.notes, *self._notes)
-        return dataclasses.asdict(dataclasses.replace(found, threads=self._spec.threads, notes=notes))
+        known: dict[str, Any] = {"threads": self._spec.threads, "fp32_cosine": self._cosines.get(scenario)}
+        return dataclasses.asdict(dataclasses.replace(found, notes=(*found.notes, *self._notes), **known))
 
     def _memory(self) -> dict[str, Any]:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return dataclasses.asdict(dataclasses.replace(self._ready().memory(), peak_rss_bytes=peak))
+
+    def _eager(self, scenario: str) -> Tensor:
+        """Eager FP32's output for the batch that is timed, while the module is still as it was loaded."""
+        from harness.tasks.base import plain_fp32
+
+        assert self._model is not None
+        with plain_fp32():
+            output: Tensor = self._model.module(**self._batch(scenario))
+        return output
 
     def _make_reference(self, seq: int, limit: int | None) -> None:
         """Outputs of eager FP32, from the cache on disk or computed while the module is still as it was loaded."""
@@ -366,6 +385,18 @@ def _too_long(spec: WorkerSpec, model: LoadedModel) -> str | None:
         if Scenario.parse(scenario).seq > model.max_seq:
             return f"scenario {scenario} is longer than the {model.max_seq} tokens that {model.name} takes"
     return None
+
+
+def cosine(output: Tensor, expected: Tensor) -> float:
+    """Cosine of the angle between two outputs of one shape, all their values taken as one vector.
+
+    Raises:
+        HarnessError: the shapes differ.
+    """
+    if output.shape != expected.shape:
+        raise HarnessError(f"the output's shape is {tuple(output.shape)}, but eager FP32's is {tuple(expected.shape)}")
+    one, other = output.detach().double().flatten(), expected.double().flatten()
+    return float(one @ other / (one.norm() * other.norm()))
 
 
 def _random_batches(model: LoadedModel, scenario: str) -> Iterator[Batch]:

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 Batch = Mapping[str, "Tensor"]
 Phase = Literal["load", "calibrate", "quantize", "compile", "warmup"]
 
-_MODULES = {"int8": "harness.engines.int8", "torchao": "harness.engines.torchao"}
+_MODULES = {name: f"harness.engines.{name}" for name in ("int8", "torchao", "openvino", "onnxruntime", "ctranslate2")}
+
+#: Other runtimes for the same models, and the recipes that each offers; see :mod:`harness.engines.peer`.
+PEER_RECIPES: Mapping[str, tuple[str, ...]] = {
+    "openvino": ("fp32", "bf16", "sq-static"),
+    "onnxruntime": ("fp32", "static", "dynamic"),
+    "ctranslate2": ("fp32", "dynamic"),
+}
 
 
 @dataclass
