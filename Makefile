@@ -23,8 +23,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # folder's own path is part of it: scripts of an environment do not survive a move.
 KEY := $(shell (cat requirements.lock pyproject.toml; pwd) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(KEY)
+PEERS_KEY := $(shell (cat requirements-peers.lock 2>/dev/null; echo $(KEY)) | sha256sum | cut -c1-16)
+PEERS_STAMP := $(VENV)/.peers-$(PEERS_KEY)
 
-.PHONY: help env fetch nightly smoke site docs tutorial test test-all lint format lock asv asv-check history-pull history-push clean
+.PHONY: help env fetch nightly peers smoke site docs tutorial test test-all lint format lock asv asv-check history-pull history-push clean
 
 help: ## list the tasks
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -42,6 +44,13 @@ $(STAMP):
 	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	touch $@
 
+# Other runtimes, into the same environment: their pins were resolved against requirements.lock, which bounds them here.
+$(PEERS_STAMP): $(STAMP)
+	@echo "installing OpenVINO, ONNX Runtime and CTranslate2 into $(VENV)" >&2
+	rm -f $(VENV)/.peers-*
+	$(PIP) install -qq -c requirements.lock -r requirements-peers.lock
+	touch $@
+
 fetch: $(STAMP) ## get and check the catalog's models and data
 	@$(BIN)/harness fetch
 
@@ -53,6 +62,15 @@ nightly: fetch ## measure, judge, and build the site
 	verdict=0; $(BIN)/harness gate --run "$$run" --results $(RESULTS) || verdict=$$?
 	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
 	exit $$verdict
+
+# The roofline adds the share of the peak that one product reaches. A goal that is missed is said, not a failure.
+peers: $(PEERS_STAMP) fetch ## measure other runtimes beside ours and say which goals are met (an hour or two)
+	@status=0; run=$$($(BIN)/harness run --profile peers --results $(RESULTS)) || status=$$?
+	if [ $$status != 0 ] && [ $$status != 2 ] && [ $$status != 3 ]; then exit $$status; fi
+	isas=$$($(BIN)/python -c 'from int8 import isa; print(*({"amx", "vnni"} & {*isa.supported()}) or ["native"], sep=",")')
+	$(BIN)/harness roofline --model bert-large-4l --isa "$$isas" --recipes fp32,sq-static --results $(RESULTS) > /dev/null
+	$(BIN)/harness show --format peers --run "$$run" --results $(RESULTS)
+	exit $$status
 
 test: fetch ## run the tests that take less than a minute each
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST)
@@ -70,7 +88,7 @@ format: $(STAMP) ## let ruff fix what it can
 
 # Resolve pyproject.toml anew in a throwaway environment and write down what came. One upgrade is one commit: asv keys its
 # results by commit, so only then a change of speed can be told from a change of torch.
-lock: ## resolve pyproject.toml anew into requirements.lock
+lock: ## resolve pyproject.toml anew into the lock files
 	@.ci/check-host $(PYTHON)
 	scratch=$$(mktemp -d)
 	trap 'rm -rf "$$scratch"' EXIT
@@ -80,6 +98,12 @@ lock: ## resolve pyproject.toml anew into requirements.lock
 	"$$scratch/bin/python" -m pip freeze --all > "$$scratch/frozen"
 	.ci/write-lock < "$$scratch/frozen" > "$$scratch/lock"
 	cp "$$scratch/lock" requirements.lock
+	"$$scratch/bin/python" .ci/list-wanted peers > "$$scratch/wanted"
+	"$$scratch/bin/python" -m pip --disable-pip-version-check install -qq -c requirements.lock -r "$$scratch/wanted"
+	"$$scratch/bin/python" -m pip freeze --all > "$$scratch/frozen"
+	grep '^#' requirements-peers.lock > "$$scratch/peers"
+	.ci/write-lock < "$$scratch/frozen" | grep -vxF -f requirements.lock >> "$$scratch/peers"
+	cp "$$scratch/peers" requirements-peers.lock
 
 # Where asv measures, and for which commits. `make asv ASV_RUN='HEAD^!'` builds an environment of asv's own for HEAD.
 ASV_RUN ?= --environment existing --set-commit-hash HEAD

@@ -64,6 +64,7 @@ class Format(StrEnum):
     json = "json"
     csv = "csv"
     paper = "paper"
+    peers = "peers"
 
 
 Results = Annotated[
@@ -184,10 +185,14 @@ def show(
     format: Annotated[Format, typer.Option("--format", help="How to print them.")] = Format.table,
     results: Results = None,
 ) -> None:
-    """Print the records of a run; as ``paper``, its INT8 cells beside what the paper reports."""
-    from harness import paper, show
+    """Print the records of a run.
 
-    found = Store(_results(results)).load(run)
+    As ``paper``, its INT8 cells beside what the paper reports; as ``peers``, beside other runtimes and the goals.
+    """
+    from harness import paper, peers, show
+
+    store = Store(_results(results))
+    found = store.load(run)
     for notice in show.notices(found):
         say(f"note: {notice}")
     printers: dict[Format, Callable[[Run], RenderableType]] = {
@@ -195,6 +200,7 @@ def show(
         Format.json: show.as_json,
         Format.csv: show.as_csv,
         Format.paper: paper.as_table,
+        Format.peers: lambda shown: peers.as_table(shown, peers.load_goals(), peers.roofline(store.root, shown)),
     }
     _print(printers[format](found))
 
