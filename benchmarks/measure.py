@@ -20,8 +20,8 @@ from harness.records import Record, Store
 PROFILE_VARIABLE = "INT8_ASV_PROFILE"
 #: asv draws an interval from a few hundred samples as well as from thousands, and keeps them all in one JSON file.
 SAMPLES_A_ROUND = 50
-#: Exit codes of ``harness run`` after which there are records: all measured, or a cell failed.
-_RECORDED = (0, 2)
+#: Exit codes of ``harness run`` after which there are records: all measured, a cell failed, or the host was disturbed.
+_RECORDED = (0, 2, 3)
 
 
 def profile() -> Profile:

@@ -138,6 +138,10 @@ def run(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="The I-th of N parts of the matrix.")
     ] = None,
+    preload: Annotated[
+        str | None,
+        typer.Option("--preload", metavar="A,B", help="Libraries for the workers, such as libtcmalloc,libiomp5."),
+    ] = None,
     run_id: Annotated[
         str | None, typer.Option("--run-id", metavar="ID", help="The run's id. Default: made from the time.")
     ] = None,
@@ -148,7 +152,7 @@ def run(
 
     A comma list replaces the profile's. The new run's id goes to stdout.
 
-    Exits 0 if every cell was measured or skipped, 2 if one failed.
+    Exits 0 if every cell was measured or skipped, 2 if one failed, 3 if none did but the host was disturbed.
     """
     from harness import doctor, matrix, progress, runner
 
@@ -168,7 +172,10 @@ def run(
     name = run_id or new_run_id(time.time())
     check_run_id(name)
     store = Store(_results(results))
-    options = runner.RunOptions(chosen, overrides, name, _arguments(sources), sources=_sources(sources))
+    libraries = _names("--preload", preload) or ()
+    options = runner.RunOptions(
+        chosen, overrides, name, _arguments(sources), sources=_sources(sources), preload=libraries
+    )
     runner.plan(options)  # a wrong name is said before anything else
     doctor.require_toolchain()
     with _kept(store, name), progress.shown() as tell:

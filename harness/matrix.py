@@ -125,6 +125,7 @@ class Profile:
         limit: examples that a cell is judged on; None for all held out.
         float_limit: the same for recipes that quantize nothing, whose outputs hardly differ from eager FP32.
         gated: recipes whose ``int8`` cells decide the gate's exit code.
+        preload: libraries that workers are started with, by name or path: an allocator, an OpenMP runtime.
         split: whether each cell is profiled, after it was timed, for where its time goes.
     """
 
@@ -141,6 +142,7 @@ class Profile:
     float_limit: int | None = None
     gated: tuple[str, ...] = ()
     budget: Budget = Budget()
+    preload: tuple[str, ...] = ()
     split: bool = False
 
 
@@ -235,6 +237,7 @@ def _profile(name: str, table: Mapping[str, Any]) -> Profile:
             float_limit=table.get("float_limit"),
             gated=tuple(table.get("gated", ())),
             budget=Budget(**table.get("budget", {})),
+            preload=tuple(table.get("preload", ())),
             split=bool(table.get("split", False)),
         )
     except (KeyError, TypeError) as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import engines, fingerprint
+from harness import engines, fingerprint, preload
 from harness.errors import HarnessError
 from harness.matrix import Budget
 from harness.worker import PROTOCOL, WorkerSpec
@@ -207,6 +207,11 @@ class WorkerHandle:
         return self._process.pid
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of all instances: this one."""
+        return (self.pid,)
+
+    @property
     def alive(self) -> bool:
         """True until the worker has ended."""
         return self._process.poll() is None
@@ -219,7 +224,11 @@ class WorkerHandle:
         """
         if self._home is not None:
             self._check_home(self._home)
-        return self.request("prepare", on_phase=on_phase, spec=_shortest(self.spec))
+        ready = self.request("prepare", on_phase=on_phase, spec=_shortest(self.spec))
+        missing = preload.missing_from(self.pid)
+        if missing:
+            raise WorkerError(f"the worker did not load {', '.join(missing)}, which LD_PRELOAD asks for")
+        return ready
 
     def time(self, scenario: str, budget: Budget, slowdown: float = 0.0) -> list[dict[str, Any]]:
         """One slice of a scenario: the answer of the only instance."""

@@ -167,6 +167,23 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Disturbance:
+    """What else happened on a cell's CPUs while it was timed.
+
+    ``seconds`` were watched. ``others`` and ``steal``: shares of the CPUs' time that other processes and other guests
+    of the machine took. ``throttled``: how often the CPUs were slowed down for heat. ``lowest_mhz`` and
+    ``highest_mhz``: their frequency. What the host does not show is None.
+    """
+
+    seconds: float
+    others: float | None
+    steal: float | None
+    throttled: int | None = None
+    lowest_mhz: float | None = None
+    highest_mhz: float | None = None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What really ran. Counts are of original ``nn.Linear`` modules; ``kernels`` maps a kernel's name to its calls in
     one forward pass; ``amx_permission`` is the process's AMX bit when the cell ended. ``weight_bits`` is 7 where the
@@ -207,6 +224,7 @@ class Record:
     memory: Memory = Memory()
     accuracy: Accuracy | None = None
     evidence: Evidence = Evidence()
+    disturbance: Disturbance | None = None
     fingerprint: str | None = None
     schema_version: int = SCHEMA_VERSION
 

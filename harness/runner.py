@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import fingerprint, matrix, team, time_split, timing
+from harness import disturbance, fingerprint, host_lock, matrix, preload, team, time_split, timing
 from harness.errors import UsageError
 from harness.matrix import Budget, Overrides, PlannedCell, Profile, Scenario
 from harness.processes import Timeouts, WorkerDeathError, WorkerError, WorkerHandle, worker_cpus
@@ -32,6 +32,7 @@ from harness.records import (
     STATUSES,
     Accuracy,
     Cell,
+    Disturbance,
     Evidence,
     Instance,
     Memory,
@@ -100,6 +101,7 @@ class RunOptions:
         timeouts: seconds a phase may take.
         max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
         sources: the user's own checkpoints and data.
+        preload: libraries that workers are started with; empty for those of the profile.
         on_kernels: is told of each profiled cell the sizes of its encoder and the kernels of all profiled rounds.
     """
 
@@ -110,6 +112,7 @@ class RunOptions:
     timeouts: Timeouts = field(default_factory=Timeouts)
     max_workers: int | None = None
     sources: Sources = field(default_factory=Sources)
+    preload: tuple[str, ...] = ()
     on_kernels: OnKernels | None = None
 
 
@@ -122,8 +125,10 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 if every cell is ok or skipped, else 2."""
-        return 2 if self.counts.get("failed") or self.counts.get("invalid") else 0
+        """0 if every cell is ok or skipped, 2 if one failed, 3 if none did but the host was disturbed."""
+        if self.counts.get("failed"):
+            return 2
+        return 3 if self.counts.get("invalid") else 0
 
 
 def catalog(sources: Sources | None = None) -> matrix.Catalog:
@@ -165,13 +170,15 @@ def run(options: RunOptions, store: Store, on_event: OnEvent = lambda event: Non
 
     Raises:
         UsageError: a name that does not exist, or nothing to measure.
-        StoreError: the store cannot be written, or another process measures into it.
+        StoreError: the store cannot be written, or another process measures into it or on this host.
+        ToolchainMissing: a library that is to be preloaded does not exist.
         KeyboardInterrupt: after ending the workers; what was measured is in the store.
     """
     planned = plan(options)
     if not planned.cells:
         raise UsageError("no cell is left to measure; look at --shard, --engines and --recipes")
-    with store.exclusive():
+    wanted = options.preload or options.profile.preload
+    with store.exclusive(), host_lock.exclusive(), preload.preloaded(wanted):
         header = _header(options)
         with store.create_run(header) as writer, tempfile.TemporaryDirectory(prefix="harness-") as scratch:
             session = _Session(options, writer, Path(scratch), on_event, _estimate_s(planned.cells, options.profile))
@@ -183,7 +190,10 @@ def run(options: RunOptions, store: Store, on_event: OnEvent = lambda event: Non
                     session.append(session.record(cell, "skipped", reason))
             for group in _groups(planned.cells):
                 _Group(session, group).run()
-            writer.finish(host=_host_at_end())
+            invalid_reason = session.invalid_reason()
+            writer.finish(host=_host_at_end(), invalid_reason=invalid_reason)
+            if invalid_reason is not None:
+                session.tell("notice", f"the run is invalid: {invalid_reason}")
             session.tell("end", f"run {header.run_id} is complete")
             return Summary(header.run_id, {str(status): count for status, count in session.counts.items()})
 
@@ -208,7 +218,7 @@ def _header(options: RunOptions) -> RunHeader:
 
 def _host_at_end() -> dict[str, Any]:
     """Fields that say whether the host was disturbed, read again."""
-    names = ("load_1min", "cpu_busy_s", "steal_s", "memory_available_bytes")
+    names = ("load_1min", "cpu_busy_s", "steal_s", "memory_available_bytes", "frequency_mhz")
     return {name: fingerprint.collect_field(name) for name in names}
 
 
@@ -292,6 +302,7 @@ class _Session:
         self.scratch = scratch
         self.cpus = worker_cpus()
         self.counts = dict.fromkeys(STATUSES, 0)
+        self.windows: list[Disturbance] = []
         self._on_event = on_event
         self._done_s = 0.0
         self._total_s = total_s
@@ -306,6 +317,10 @@ class _Session:
         """A new file's path in the run's scratch folder."""
         self._names += 1
         return self.scratch / f"{self._names}{suffix}"
+
+    def invalid_reason(self) -> str | None:
+        """Why the run as a whole is invalid: its host was disturbed over all that was timed."""
+        return disturbance.reason(disturbance.without_frequency(disturbance.total(self.windows)))
 
     def record(self, cell: Cell, status: Status, reason: str | None, **fields: Any) -> Record:
         """A record of this run."""
@@ -348,6 +363,7 @@ class _Measured:
     linear: list[Round] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     warmup: timing.WarmUp | None = None
+    windows: list[Disturbance] = field(default_factory=list)
 
 
 class _Group:
@@ -361,11 +377,12 @@ class _Group:
         self._waiting = [_Member(worker_cells) for worker_cells in by_worker.values()]
         self._scenarios = list(dict.fromkeys(cell.scenario for cell in cells))
         self._baseline: _Member | None = None
+        self._live: list[_Member] = []
         self._model_bytes = 0
 
     def run(self) -> None:
         """Measure every cell; whatever happens, no worker is left."""
-        live: list[_Member] = []
+        live = self._live
         try:
             while self._waiting:
                 self._fill(live)
@@ -512,12 +529,23 @@ class _Group:
 
     def _slice(self, member: _Member, scenario: str, measured: _Measured, budget: Budget) -> None:
         assert member.handle is not None
-        for answer in member.handle.time(scenario, budget):
+        cpus, pids = member.handle.spec.cpus, self._pids()
+        before = disturbance.read(cpus, pids)
+        answers = member.handle.time(scenario, budget)
+        window = disturbance.between(before, disturbance.read(cpus, pids), len(cpus))
+        measured.windows.append(window)
+        self._session.windows.append(window)
+        for answer in answers:
             measured.rounds.append(Round(answer["t0"], answer["process"], tuple(answer["samples_s"])))
             if "cpus" in answer:
                 measured.cpus[answer["process"]] = tuple(answer["cpus"])
         label = member.handle.spec.label
         self._session.tell("slice", f"{label}/{scenario}: slice {len(measured.rounds)}", done_s=budget.slice_s)
+
+    def _pids(self) -> list[int]:
+        """Process ids of this group's workers: whatever they use was not taken by others."""
+        handles = [member.handle for member in self._live if member.handle is not None]
+        return [pid for handle in handles for pid in handle.pids]
 
     def _record(self, scenario: str, taking: Sequence[tuple[_Member, _Measured]]) -> None:
         """Append the scenario's records. Others are set against the baseline's timing in this very chunk."""
@@ -532,6 +560,7 @@ class _Group:
                     "speedup": _speedup(reference, own),
                     "time_split_s": time_split.split(measured.passes, member.evidence[scenario].linears),
                     "linear_speedup": _linear_speedup(baseline, measured, member.evidence[scenario].linears),
+                    "disturbance": disturbance.total(measured.windows),
                 }
                 self._guard(member, scenario, lambda m=member, c=cell, t=own, f=fields: self._finish(m, c, t, f))  # type: ignore[misc]
 
@@ -548,6 +577,9 @@ class _Group:
             evidence = dataclasses.replace(evidence, notes=(*evidence.notes, note))
         reason = disproof(dataclasses.replace(cell, **member.identity), evidence)
         status: Status = "ok" if reason is None else "failed"
+        disturbed = disturbance.reason(fields["disturbance"])
+        if reason is None and disturbed is not None:
+            status, reason = "invalid", f"the host was disturbed: {disturbed}"
         member.cells.remove(cell)
         self._session.append(
             self._session.record(

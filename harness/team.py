@@ -76,6 +76,11 @@ class Team:
         self._pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="instance")
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of all instances."""
+        return tuple(worker.pid for worker in self._workers)
+
+    @property
     def alive(self) -> bool:
         """True while every worker lives."""
         return all(worker.alive for worker in self._workers)
