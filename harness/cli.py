@@ -466,6 +466,32 @@ def sensitivity(
     _print(sensitivity_report.as_table(found))
 
 
+importing = typer.Typer(no_args_is_help=True, help="Add what other tools measured to the store.")
+app.add_typer(importing, name="import")
+
+
+@importing.command("asv", epilog="Example: harness import asv results/asv")
+def import_asv(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="asv's results. Default: asv/ below the store.")
+    ] = None,
+    results: Results = None,
+) -> None:
+    """Add asv's results as runs, with their samples, commits and machines; those that are there already stay.
+
+    The ids of new runs go to stdout. Exits 66 if there is no result at all.
+    """
+    from harness import asv_import
+
+    store = _results(results)
+    done = asv_import.import_asv(folder or store / "asv", Store(store))
+    for problem in done.problems:
+        say(f"note: {problem}")
+    say(f"{len(done.new)} runs added, {done.known} runs were there already")
+    for run_id in done.new:
+        _print(run_id)
+
+
 @app.command(epilog="Example: harness report --results results --site site")
 def report(
     site: Annotated[Path, typer.Option("--site", metavar="DIR", help="Where the site is written.")] = Path("site"),
