@@ -379,18 +379,23 @@ def outliers(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the analysis as JSON.")
     ] = None,
+    sources: SourcesFile = None,
+    results: Results = None,
 ) -> None:
-    """Find a model's outlier features, and what zeroing them does.
+    """Find a model's outlier features, what zeroing them does, and what SmoothQuant makes of them.
 
     Features at or above 6.0 in at least 25 % of layers and 6 % of sequence positions, as in section 4 of LLM.int8();
-    the effect on top-1 attention mass and on the task, beside as many random features.
+    the effect on top-1 attention mass and on the task, beside as many random features. Also written below the results,
+    for the site.
     """
-    from harness import outlier_report
+    from harness import analyses, outlier_report
 
-    report = outlier_report.examine(model, task, limit, progress=say)
+    report = outlier_report.examine(model, task, limit, progress=say, sources=_sources(sources))
+    data = analyses.finite(outlier_report.to_json(report))
+    say(f"written to {analyses.write(_results(results), 'outliers', model, data)}")
     _print(outlier_report.as_table(report))
     if json_file is not None:
-        _write(json_file, json.dumps(outlier_report.to_json(report), indent=1, allow_nan=False) + "\n")
+        _write(json_file, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 @app.command(epilog="Example: harness roofline --model bert-large-4l --isa vnni --recipes fp32,sq-static")
@@ -464,6 +469,32 @@ def sensitivity(
         )
     say(f"written to {analyses.write(_results(results), 'sensitivity', model, sensitivity_report.to_json(found))}")
     _print(sensitivity_report.as_table(found))
+
+
+@app.command(epilog="Example: INT8_ISA=vnni harness products --sizes 1024,4096")
+def products(
+    sizes: Annotated[str | None, typer.Option("--sizes", metavar="A,B", help="Hidden sizes. Default: 384 to 5120.")] = (
+        None
+    ),
+    results: Results = None,
+) -> None:
+    """Time INT8 products with and without decomposition against floating point, over hidden sizes.
+
+    As appendix D of LLM.int8(): quantization and decomposition apart, and the memory of the weights. On the ISA of
+    INT8_ISA, by default the host's best. Also written below the results.
+    """
+    from harness import analyses, doctor, product_times, progress
+    from harness.runner import Event
+    from int8 import isa
+
+    wanted = _sizes(sizes) or product_times.SIZES
+    product_times.check(wanted)
+    doctor.require_toolchain()
+    isa.apply()
+    with progress.shown() as tell:
+        found = product_times.examine(wanted, lambda text, done, total: tell(Event("phase", text, done, total)))
+    say(f"written to {analyses.write(_results(results), 'products', found.host, product_times.to_json(found))}")
+    _print(product_times.as_table(found))
 
 
 importing = typer.Typer(no_args_is_help=True, help="Add what other tools measured to the store.")

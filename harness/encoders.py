@@ -49,8 +49,8 @@ class Encoder(nn.Module):
 class Headed(Encoder):
     """An encoder with a task's head, as transformers makes it; ``backbone`` is the whole of it.
 
-    The result is float32: (B, C) logits of C classes (``sequence-classification``), or (B, S, 2) logits of an answer's
-    first and last token (``question-answering``).
+    The result is float32: (B, C) logits of C classes (``sequence-classification``), (B, S, 2) logits of an answer's
+    first and last token (``question-answering``), or (B, S, V) logits of each next token (``causal-lm``, a decoder).
     """
 
     def forward(
@@ -174,6 +174,8 @@ def read_headed(source: str | Path, head: str, *, local_only: bool) -> nn.Module
     missing = sorted(loading["missing_keys"]) + sorted(str(key) for key in loading.get("mismatched_keys", ()))
     if missing:
         raise MissingHeadError(f"the checkpoint has no weights for {missing[0]} ({len(missing)} missing)")
+    if head == "causal-lm":
+        module.config.use_cache = False  # whole texts are read at once; a cache would only be one more output
     return cast(nn.Module, module)
 
 
@@ -185,6 +187,7 @@ class MissingHeadError(ValueError):
 _HEADS = {
     "sequence-classification": "AutoModelForSequenceClassification",
     "question-answering": "AutoModelForQuestionAnswering",
+    "causal-lm": "AutoModelForCausalLM",
 }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.encoders import Encoder
 
 Weights = Literal["real", "synthetic"]
-Head = Literal["sequence-classification", "question-answering"]
+Head = Literal["sequence-classification", "question-answering", "causal-lm"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_TIMEOUT_S = 5
@@ -42,8 +42,8 @@ class ModelInfo:
 class LoadedModel:
     """A model in memory: FP32, eval mode, no gradients.
 
-    ``module(**batch)`` returns one float32 tensor: (B, S, H) hidden states, or the logits of its head, (B, C) or
-    (B, S, 2). ``inputs`` names the tensors of a batch; ``max_seq`` is
+    ``module(**batch)`` returns one float32 tensor: (B, S, H) hidden states, or the logits of its head, (B, C),
+    (B, S, 2) or (B, S, V). ``inputs`` names the tensors of a batch; ``max_seq`` is
     the longest sequence in tokens. ``tokenizer`` is a fast tokenizer of transformers, or None. ``source`` is the folder
     or hub id that the weights were read from, None for synthetic ones.
     """

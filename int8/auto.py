@@ -98,17 +98,19 @@ class Plan:
         ]
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        budget = f"auto: budget {self.budget_points:g} points, taken as {self.wanted_db:.1f} dB of the output"
+        return "\n".join([budget, *lines, *self.summary()])
+
+    def summary(self) -> tuple[str, ...]:
+        """The plan in two sentences: what was chosen, and that it holds."""
         counts = {kind: sum(one.format == kind for one in self.choices) for kind in FORMATS}
         told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        return "\n".join(
-            [
-                f"auto: budget {self.budget_points:g} points, taken as {self.wanted_db:.1f} dB of the output",
-                *lines,
-                f"groups: {told}; predicted time of the linears {self.seconds / self.static_s:.2f} of all static, "
-                f"{self.seconds / self.dynamic_s:.2f} of all dynamic",
-                f"all static: {self.static_db:.1f} dB; chosen: {self.chosen_db:.1f} dB where it was chosen, "
-                f"{self.verified_db:.1f} dB on texts kept back",
-            ]
+        return (
+            f"groups: {told}; predicted time of the linears {self.seconds / self.static_s:.2f} of all static, "
+            f"{self.seconds / self.dynamic_s:.2f} of all dynamic",
+            f"all static: {self.static_db:.1f} dB; chosen: {self.chosen_db:.1f} dB where it was chosen, "
+            f"{self.verified_db:.1f} dB on texts kept back; wanted: {self.wanted_db:.1f} dB "
+            f"for {self.budget_points:g} points",
         )
 
 

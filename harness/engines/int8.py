@@ -39,6 +39,8 @@ class Int8Engine:
         if recipe.quantized:
             with clock.measure("calibrate" if recipe.needs_calibration else "quantize"):
                 module = int8.quantize(module, recipe, _then_quantize(calibration, clock), isa=isa)
+            if hasattr(module, "int8_plan"):
+                print(module.int8_plan)  # into the worker's log
         # allow_unfused: the worker compares the counts itself and fails the cell with them, so they reach the record.
         return Int8Prepared(module, int8.compile(module, recipe=recipe, dynamic=False, allow_unfused=True))
 
@@ -106,7 +108,9 @@ def _evidence(module: nn.Module, run: CompiledModel | LoadedPackage, batch: Batc
 
     found = evidence.collect(module, run, batch)
     kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
-    return Evidence(**{**kept, "kernels": dict(found.kernels)})
+    plan = getattr(module, "int8_plan", None)
+    notes = tuple(found.notes) if plan is None else (*found.notes, *plan.summary())
+    return Evidence(**{**kept, "kernels": dict(found.kernels), "notes": notes})
 
 
 def _then_quantize(calibration: Iterable[Batch], clock: Clocks) -> Iterator[Batch]:

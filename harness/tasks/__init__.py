@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from harness import assets, models
 from harness.errors import UsageError
-from harness.tasks import glue, squad
+from harness.tasks import glue, squad, text
 from harness.tasks.base import (
     Floats,
     Indices,
@@ -131,4 +131,5 @@ KINDS: dict[str, Loader] = {
     "generated": load_generated,
     "glue": glue.load,
     "squad": squad.load,
+    "text": text.load,
 }

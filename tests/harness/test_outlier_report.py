@@ -12,6 +12,7 @@ from harness import cli, encoders, outlier_report, rewrites
 def test_a_tiny_model_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "outliers.json"
     given = ["outliers", "tiny-bert", "--task", "tiny-reviews", "--limit", "32", "--json", str(file)]
+    given += ["--results", str(tmp_path)]
     assert cli.main(given) == 0
     printed = capsys.readouterr()
     assert "tiny-bert: " in printed.out
@@ -21,6 +22,10 @@ def test_a_tiny_model_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (data["analysis"]["layers"], data["analysis"]["hidden_states"]) == (2, 6)
     assert (data["analysis"]["magnitude"], data["analysis"]["min_layer_share"]) == (6.0, 0.25)
     assert data["analysis"]["sequences"] == 32
+    assert json.loads((tmp_path / "analyses" / "outliers-tiny-bert.json").read_text()) == data
+    assert [one["layer"] for one in data["smoothing"]] == [0, 0, 0, 1, 1, 1]
+    assert len(data["dimensions"]) == outlier_report.SHOWN
+    assert all(len(one["before"]) == len(one["after"]) == outlier_report.SHOWN for one in data["smoothing"])
 
 
 def test_planted_features_are_found_and_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +50,13 @@ def test_planted_features_are_found_and_matter(monkeypatch: pytest.MonkeyPatch) 
     assert outlier.sqnr_db is not None
     assert all(effect.sqnr_db is not None and effect.sqnr_db > outlier.sqnr_db for effect in controls)
     assert report.attention_mass == pytest.approx(plain.attention_mass, abs=1e-4)
+    # Planted behind LayerNorms: what reads the hidden state directly is shifted and smoothed back to the rest's size.
+    assert report.dimensions[:6] == report.analysis.dimensions
+    for one in report.smoothing:
+        if "attention.output" not in one.input:
+            assert one.shifted == 6
+            assert max(one.before[:6]) > 9.0
+            assert max(one.after[:6]) < 0.2 * max(one.before[:6])
 
 
 def test_models_without_text_read_random_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
