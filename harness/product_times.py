@@ -200,7 +200,7 @@ def _medians(runs: Mapping[str, Callable[[], object]], slice_s: float) -> dict[s
         for run in runs.values():
             timing.warm_up(run, WARMUP_S)
         for turn in range(ROUNDS):
-            for name in list(runs) if turn % 2 == 0 else list(reversed(runs)):
+            for name in list(runs) if turn % 2 == 0 else list(runs)[::-1]:
                 samples[name] += timing.time_slice(runs[name], slice_s, 3, MOST).samples_s
     return {name: timing.percentile(found, 50) for name, found in samples.items()}
 
@@ -220,8 +220,8 @@ def as_table(report: ProductReport) -> RenderableType:
         title=f"{report.tokens} tokens, {report.outliers} outlier features, ISA {report.isa}, {report.threads} threads",
         title_justify="left",
     )
-    columns = (f"{name} ms", "vector-wise ms", "LLM.int8() ms", "fixed ms", "vector-wise", "LLM.int8()", "fixed")
-    columns += ("quantize ms", "decompose ms", "fixed ms", f"{name} MB", "vector-wise MB", "LLM.int8() MB", "fixed MB")
+    columns = [f"{name} ms", "vector-wise ms", "LLM.int8() ms", "fixed ms", "vector-wise", "LLM.int8()", "fixed"]
+    columns += ["quantize ms", "decompose ms", "fixed ms", f"{name} MB", "vector-wise MB", "LLM.int8() MB", "fixed MB"]
     table.add_column("hidden", justify="right")
     for column in columns:
         table.add_column(column, justify="right")

@@ -109,7 +109,7 @@ def _evidence(module: nn.Module, run: CompiledModel | LoadedPackage, batch: Batc
     found = evidence.collect(module, run, batch)
     kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
     plan = getattr(module, "int8_plan", None)
-    notes = tuple(found.notes) if plan is None else (*found.notes, *plan.summary())
+    notes = () if plan is None else plan.summary()
     return Evidence(**{**kept, "kernels": dict(found.kernels), "notes": notes})
 
 
