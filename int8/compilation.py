@@ -19,13 +19,17 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import config as inductor_config
 
 from int8 import isa as isa_module
+from int8 import kernels
 from int8 import recipe as recipes
 from int8.errors import FusionError, QuantizationError, ToolchainError
-from int8.graph.lower_linear import CountLinears, FusionReport, reporting
+from int8.graph.fuse_linear import FuseLinears
+from int8.graph.lower_linear import FusionReport, reporting
 from int8.graph.protect_inputs import ProtectInputs
+from int8.kernels import selection
+from int8.kernels.layout import LAYOUTS
 from int8.quantization import quantized_modules
 from int8.recipe import Recipe
-from int8.tensor import Int8Weight, LinearCall
+from int8.tensor import Int8Weight, LinearCall, output_dtype
 
 #: Compiled graphs a model may have. Beyond it torch would run the model uncompiled without a word; we raise.
 MAX_SHAPES = 64
@@ -34,7 +38,7 @@ MAX_SHAPES = 64
 OPTIONS: Mapping[str, Any] = {
     # Constants are folded and weights packed once; without it no linear is fused, in INT8 or in floating point.
     "freezing": True,
-    "joint_custom_pre_pass": CountLinears(),
+    "joint_custom_pre_pass": FuseLinears(),
     "post_grad_custom_pre_pass": ProtectInputs(),
 }
 
@@ -52,7 +56,7 @@ class PackedLinear(nn.Module):
         weight = linear.weight
         if not isinstance(weight, Int8Weight):
             raise QuantizationError("PackedLinear takes a linear with an Int8Weight")
-        call = weight.linear_call()
+        call = packed_call(weight)
         self._operator, self._constants = call.operator, dict(call.constants)
         self._operands = tuple(call.tensors)
         for name, tensor in call.tensors.items():
@@ -61,7 +65,23 @@ class PackedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         tensors = {name: getattr(self, name) for name in self._operands}
-        return LinearCall(self._operator, tensors, self._constants)(input, self.bias)
+        result: Tensor = self._operator(
+            input, bias=self.bias, out_dtype=output_dtype(input), **tensors, **self._constants
+        )
+        return result
+
+
+def packed_call(weight: Int8Weight) -> LinearCall:
+    """How ``weight`` is multiplied, packed for this process's ISA where a kernel of ours may run it."""
+    call = weight.linear_call()
+    isa = isa_module.effective()
+    if call.operator is not torch.ops.int8.linear or not selection.own_kernels(isa):
+        return call
+    kernels.load()
+    layout = LAYOUTS[isa]
+    packed = torch.ops.int8.pack(weight.qdata, layout)
+    constants = {**call.constants, "layout": layout, "weight_bits": weight.bits}
+    return LinearCall(call.operator, {**call.tensors, "qweight": packed}, constants)
 
 
 class TensorPool:
@@ -71,8 +91,8 @@ class TensorPool:
         self._pool: dict[tuple[Any, ...], Tensor] = {}
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """``tensor``, or an equal one seen before; weights (2-D) are passed through."""
-        if tensor.ndim > 1:
+        """``tensor``, or an equal one seen before; weights are passed through."""
+        if tensor.ndim > 1 or tensor.dtype == torch.int8:
             return tensor
         value = tensor.detach().contiguous()
         return self._pool.setdefault((value.dtype, tuple(value.shape), value.numpy().tobytes()), value)

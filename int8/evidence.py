@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from int8 import isa
 from int8.compilation import CompiledModel
+from int8.kernels import selection
 from int8.quantization import weight_bits
 
 #: A line that oneDNN prints for each primitive that it executes; the fields are primitive kind and implementation.
@@ -31,11 +33,13 @@ class Evidence:
         linears: linears of the model, quantized or not.
         quantized_linears: those whose weight is INT8.
         fused_linears: those that run in a fused kernel.
-        kernels: oneDNN's implementation names with their calls in one forward pass. Kernels that Inductor generates
-            itself and MKL's do not show there.
+        kernels: kernels with their calls in one forward pass: ours (``int8:...``) and oneDNN's implementations.
+            Kernels that Inductor generates itself and MKL's do not show there.
         isa_effective: the ISA this process is held to.
         amx_permission: whether the process holds Linux's permission for AMX tiles now.
         weight_bits: 7 where kernels would saturate with 8; None if nothing is quantized.
+        selection: what was measured to choose the kernels of this process's products: for each problem the
+            candidates' seconds; empty where nothing was chosen.
     """
 
     linears: int
@@ -45,6 +49,7 @@ class Evidence:
     isa_effective: str
     amx_permission: bool | None
     weight_bits: int | None
+    selection: tuple[Mapping[str, Any], ...] = ()
 
 
 class Countable(Protocol):
@@ -68,16 +73,30 @@ def collect(model: nn.Module, compiled: CompiledModel | Countable, batch: Mappin
         batch: the model's inputs.
     """
     compiled(**batch)  # compiling packs weights with kernels of its own, which are not part of a forward pass
+    before = own_kernel_calls()
     kernels = onednn_kernels(lambda: compiled(**batch))
+    own = {name: calls - before.get(name, 0) for name, calls in own_kernel_calls().items()}
     return Evidence(
         linears=compiled.linears,
         quantized_linears=compiled.quantized_linears,
         fused_linears=compiled.fused_linears,
-        kernels=kernels,
+        kernels={**{name: calls for name, calls in own.items() if calls}, **kernels},
         isa_effective=isa.effective(),
         amx_permission=isa.amx_permission(),
         weight_bits=weight_bits(model),
+        selection=tuple(_described(choice) for choice in selection.choices()),
     )
+
+
+def own_kernel_calls() -> dict[str, int]:
+    """How often each kernel of ours ran in this process."""
+    if not hasattr(torch.ops.int8, "kernel_calls"):
+        return {}  # the library was not needed so far
+    return dict(torch.ops.int8.kernel_calls())
+
+
+def _described(choice: selection.Choice) -> dict[str, Any]:
+    return {**dataclasses.asdict(choice.problem), "kernel": choice.kernel, "times_s": dict(choice.times_s)}
 
 
 def onednn_kernels(run: Callable[[], Any]) -> dict[str, int]:

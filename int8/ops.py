@@ -31,7 +31,7 @@ MIN_ABSMAX = 1e-30
 _SCHEMA = (
     "linear(Tensor x, Tensor qweight, Tensor weight_scale, Tensor? bias, Tensor? act_multiplier, Tensor? act_scale, "
     "ScalarType out_dtype, bool act_per_tensor=False, Tensor? act_shift=None, Tensor? act_zero_point=None, "
-    "bool act_affine=False) -> Tensor"
+    "bool act_affine=False, str layout='rows', int weight_bits=8) -> Tensor"
 )
 _ZEROPOINT_SCHEMA = (
     "linear_zeropoint(Tensor x, Tensor qweight, Tensor weight_scale, Tensor weight_zero_point, Tensor? bias, "
@@ -153,6 +153,8 @@ def linear_reference(
     act_shift: Tensor | None = None,
     act_zero_point: Tensor | None = None,
     act_affine: bool = False,
+    layout: str = "rows",
+    weight_bits: int = 8,
 ) -> Tensor:
     """``y = (Xq Wq^T) * x_scale * w_scale + b`` (SmoothQuant, section 4; arXiv 2211.10438).
 
@@ -160,7 +162,7 @@ def linear_reference(
 
     Args:
         x: (..., K) activations.
-        qweight: (N, K) int8 levels.
+        qweight: (N, K) int8 levels; or, packed for kernels of ours, in another ``layout``.
         weight_scale: (N,) FP32, one scale an output row.
         bias: (N,) or None.
         act_multiplier: (K,) FP32, reciprocal of the smoothing factor, or None.
@@ -168,11 +170,15 @@ def linear_reference(
         act_per_tensor: compute one scale for all of ``x`` instead of one a token.
         act_shift, act_zero_point: (K,) and (), see :func:`quantize_affine_activation`; for affine activations.
         act_affine: activations have zero points, calibrated ones or one a token.
+        layout: how ``qweight`` lies in memory: ``rows``, or a layout of :mod:`int8.kernels.layout`.
+        weight_bits: 8, or 7 where levels keep to -63..63; kernels are chosen by it.
         out_dtype: dtype of the result; scaling happens in FP32 and is cast last.
 
     Returns:
         (..., N) of ``out_dtype``.
     """
+    if layout != "rows":
+        qweight = torch.ops.int8.unpack(qweight, weight_scale.shape[0], x.shape[-1], layout)
     if act_affine:
         levels, scale, zero = quantize_affine_activation(x, act_multiplier, act_shift, act_scale, act_zero_point)
         product = integer_product(levels, qweight) - zero.double() * qweight.double().sum(dim=1)
@@ -200,8 +206,10 @@ def _linear_fake(
     act_shift: Tensor | None = None,
     act_zero_point: Tensor | None = None,
     act_affine: bool = False,
+    layout: str = "rows",
+    weight_bits: int = 8,
 ) -> Tensor:
-    return x.new_empty((*x.shape[:-1], qweight.shape[0]), dtype=out_dtype)
+    return x.new_empty((*x.shape[:-1], weight_scale.shape[0]), dtype=out_dtype)
 
 
 torch.library.register_fake("int8::linear", _linear_fake, lib=_library)

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.fx_passes.freezing_patterns import register_freezing_graph_pattern
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -70,23 +69,26 @@ def reporting(report: FusionReport) -> Iterator[FusionReport]:
         _report.reset(token)
 
 
-class CountLinears(CustomGraphPass):
-    """Runs before freezing and notes every quantized linear of a graph in the active report."""
+def count_linears(graph: Graph) -> None:
+    """Note every quantized linear of ``graph`` in the active report; call it before any is rewritten."""
+    report = _report.get()
+    if report is None:
+        return
+    report.graphs += 1
+    nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in _EMITTERS]
+    report.calls += len(nodes)
 
-    def __call__(self, graph: Graph) -> None:
-        report = _report.get()
-        if report is None:
-            return
-        report.graphs += 1
-        nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in _EMITTERS]
-        report.calls += len(nodes)
 
-    def uuid(self) -> Any:
-        return get_hash_for_files((__file__,))
+def note_fused(linear: AnyLinear) -> None:
+    """Note in the active report that one call of a quantized linear became a fused kernel."""
+    report = _report.get()
+    if report is not None:
+        report.fused_calls += 1
+        report.fused_weights.add(f"{report.graphs}:{linear.qweight.name}")
 
 
 @dataclass(frozen=True)
-class _Linear:
+class Linear:
     """Arguments of one ``int8::linear`` node, in the operator's order."""
 
     x: Node
@@ -100,6 +102,18 @@ class _Linear:
     act_shift: Node | None = None
     act_zero_point: Node | None = None
     act_affine: bool = False
+    layout: str = "rows"
+    weight_bits: int = 8
+
+    @classmethod
+    def of(cls, node: Node) -> Linear:
+        """The arguments of ``node``."""
+        return cls(*cast(tuple[Any, ...], node.args))
+
+    def activation_key(self) -> tuple[Any, ...]:
+        """Equal for linears whose activation has the same levels."""
+        scales = (self.act_multiplier, self.act_scale, self.act_shift, self.act_zero_point)
+        return (self.x, *scales, self.act_affine, self.act_per_tensor)
 
 
 @dataclass(frozen=True)
@@ -129,7 +143,7 @@ class _Decomposed:
     out_dtype: torch.dtype
 
 
-_AnyLinear = _Linear | _Zeropoint | _Decomposed
+AnyLinear = Linear | _Zeropoint | _Decomposed
 
 
 def _lower(match: Match, *args: Any, **kwargs: Any) -> None:
@@ -140,43 +154,48 @@ def _lower(match: Match, *args: Any, **kwargs: Any) -> None:
     if linear.out_dtype not in (torch.float32, torch.bfloat16):
         return  # oneDNN's kernel writes no other dtype; the node stays and is counted as not fused
     with node.graph.inserting_before(node):
-        result = emit(_Emitter(node.graph, unsigned=isa.effective() != "amx"), linear)
-    report = _report.get()
-    if report is not None:
-        report.fused_calls += 1
-        report.fused_weights.add(f"{report.graphs}:{linear.qweight.name}")
+        result = emit(Emitter(node.graph, unsigned=isa.effective() != "amx"), linear)
+    note_fused(linear)
     node.replace_all_uses_with(result)
     result.meta.update(node.meta)
     node.graph.erase_node(node)
 
 
 @dataclass(frozen=True)
-class _Emitter:
+class Emitter:
     """Writes the nodes of one lowered linear at the graph's insertion point."""
 
     graph: Graph
     unsigned: bool
 
-    def linear(self, linear: _Linear) -> Node:
+    def linear(self, linear: Linear) -> Node:
         if linear.act_affine:
             return self._affine_static(linear) if linear.act_scale is not None else self._affine_dynamic(linear)
         if linear.act_scale is not None:
             return self._static(linear, linear.act_scale)
         return self._dynamic(linear)
 
-    def _static(self, linear: _Linear, act_scale: Node) -> Node:
-        levels = self._levels(self._scaled(linear, act_scale))
+    def _static(self, linear: Linear, act_scale: Node) -> Node:
+        levels = self._levels(self.scaled(linear, act_scale))
         return self._product(levels, linear, act_scale, linear.bias, linear.out_dtype)
 
-    def _affine_static(self, linear: _Linear) -> Node:
+    def _affine_static(self, linear: Linear) -> Node:
         act_scale, zero_node = cast(Node, linear.act_scale), cast(Node, linear.act_zero_point)
         zero_point = int(self._number(zero_node))
-        rounded = self.call(aten.round.default, self._scaled(linear, act_scale))
-        levels = self._full_range(self.call(aten.add.Tensor, rounded, float(zero_point)))
-        return self._product(self._to_kernel(levels), linear, act_scale, linear.bias, linear.out_dtype, zero_point)
+        rounded = self.call(aten.round.default, self.scaled(linear, act_scale))
+        levels = self.full_range(self.call(aten.add.Tensor, rounded, float(zero_point)))
+        return self._product(self.to_kernel(levels), linear, act_scale, linear.bias, linear.out_dtype, zero_point)
 
-    def _affine_dynamic(self, linear: _Linear) -> Node:
-        value = self._smoothed(linear)
+    def _affine_dynamic(self, linear: Linear) -> Node:
+        levels, row_scale, zero_point = self.affine_rows(self.smoothed(linear))
+        product = self._product(levels, linear, None, None, torch.float32)
+        column_sum = self.call(aten.sum.dim_IntList, self.to_float(self._rows(linear)), [1])
+        column_sum = self.call(aten.mul.Tensor, column_sum, linear.weight_scale)  # a constant: freezing folds it
+        product = self.call(aten.sub.Tensor, product, self.call(aten.mul.Tensor, zero_point, column_sum))
+        return self._finished(self.call(aten.mul.Tensor, product, row_scale), linear)
+
+    def affine_rows(self, value: Node) -> tuple[Node, Node, Node]:
+        """Levels of ``value`` with one scale and zero point a token, both (..., 1) FP32."""
         low = self.call(aten.clamp_max.default, self.call(aten.amin.default, value, [-1], True), 0.0)
         high = self.call(aten.clamp_min.default, self.call(aten.amax.default, value, [-1], True), 0.0)
         spread = self.call(aten.clamp_min.default, self.call(aten.sub.Tensor, high, low), ops.MIN_ABSMAX)
@@ -184,66 +203,65 @@ class _Emitter:
         below = self.call(aten.round.default, self.call(aten.mul.Tensor, self.call(aten.neg.default, low), inverse))
         zero_point = self.call(aten.sub.Tensor, below, float(ops.UNSIGNED_SHIFT))
         rounded = self.call(aten.round.default, self.call(aten.mul.Tensor, value, inverse))
-        levels = self._full_range(self.call(aten.add.Tensor, rounded, zero_point))
-        product = self._product(self._to_kernel(levels), linear, None, None, torch.float32)
-        column_sum = self.call(aten.sum.dim_IntList, self._float(linear.qweight), [1])
-        column_sum = self.call(aten.mul.Tensor, column_sum, linear.weight_scale)  # a constant: freezing folds it
-        product = self.call(aten.sub.Tensor, product, self.call(aten.mul.Tensor, zero_point, column_sum))
-        row_scale = self.call(aten.mul.Tensor, spread, 1.0 / ops.AFFINE_STEPS)
-        return self._finished(self.call(aten.mul.Tensor, product, row_scale), linear)
+        levels = self.to_kernel(self.full_range(self.call(aten.add.Tensor, rounded, zero_point)))
+        return levels, self.call(aten.mul.Tensor, spread, 1.0 / ops.AFFINE_STEPS), zero_point
 
-    def _scaled(self, linear: _Linear, act_scale: Node) -> Node:
+    def scaled(self, linear: Linear, act_scale: Node) -> Node:
         """The input in units of the calibrated scale, not rounded."""
         inverse = self.call(aten.reciprocal.default, act_scale)
         if linear.act_multiplier is not None:
             inverse = self.call(aten.div.Tensor, linear.act_multiplier, act_scale)
         return self.call(aten.mul.Tensor, self._shifted(linear), inverse)
 
-    def _smoothed(self, linear: _Linear) -> Node:
+    def smoothed(self, linear: Linear) -> Node:
         value = self._shifted(linear)
         if linear.act_multiplier is None:
             return value
         return self.call(aten.mul.Tensor, value, linear.act_multiplier)
 
-    def _shifted(self, linear: _Linear) -> Node:
-        value = self._float(linear.x)
+    def _shifted(self, linear: Linear) -> Node:
+        value = self.to_float(linear.x)
         return value if linear.act_shift is None else self.call(aten.sub.Tensor, value, linear.act_shift)
 
-    def _full_range(self, levels: Node) -> Node:
+    def full_range(self, levels: Node) -> Node:
         above = self.call(aten.clamp_min.default, levels, float(-ops.UNSIGNED_SHIFT))
         return self.call(aten.clamp_max.default, above, float(ops.AFFINE_STEPS - ops.UNSIGNED_SHIFT))
 
-    def _dynamic(self, linear: _Linear) -> Node:
+    def _dynamic(self, linear: Linear) -> Node:
         dims = _every_dim(linear.x) if linear.act_per_tensor else [-1]
-        return self._finished(self._scaled_by_row(self._smoothed(linear), linear, dims), linear)
+        return self._finished(self._scaled_by_row(self.smoothed(linear), linear, dims), linear)
 
-    def _scaled_by_row(self, value: Node, linear: _Linear | _Decomposed, dims: list[int]) -> Node:
+    def _scaled_by_row(self, value: Node, linear: Linear | _Decomposed, dims: list[int]) -> Node:
         """The FP32 product of ``value``, quantized with the maximum over ``dims``, without bias."""
+        levels, scale = self.symmetric(value, dims)
+        # The accumulator is scaled by row outside the kernel, in FP32: oneDNN takes one activation scale a tensor.
+        product = self._product(levels, linear, None, None, torch.float32)
+        return self.call(aten.mul.Tensor, product, scale)
+
+    def symmetric(self, value: Node, dims: list[int]) -> tuple[Node, Node]:
+        """Levels of ``value`` with one scale for the maximum over ``dims``, and the scale (dims kept), FP32."""
         absmax = self.call(aten.amax.default, self.call(aten.abs.default, value), dims, True)
         absmax = self.call(aten.clamp_min.default, absmax, ops.MIN_ABSMAX)
         to_level = self.call(aten.mul.Tensor, self.call(aten.reciprocal.default, absmax), float(ops.ACT_LEVELS))
         levels = self._levels(self.call(aten.mul.Tensor, value, to_level))
-        # The accumulator is scaled by row outside the kernel, in FP32: oneDNN takes one activation scale a tensor.
-        product = self._product(levels, linear, None, None, torch.float32)
-        row_scale = self.call(aten.mul.Tensor, absmax, 1.0 / ops.ACT_LEVELS)
-        return self.call(aten.mul.Tensor, product, row_scale)
+        return levels, self.call(aten.mul.Tensor, absmax, 1.0 / ops.ACT_LEVELS)
 
-    def _finished(self, result: Node, linear: _AnyLinear) -> Node:
+    def _finished(self, result: Node, linear: AnyLinear) -> Node:
         """``result`` with the bias, in the linear's dtype."""
         if linear.bias is not None:
             result = self.call(aten.add.Tensor, result, linear.bias)
         return self.call(prims.convert_element_type.default, result, linear.out_dtype)
 
     def zeropoint(self, linear: _Zeropoint) -> Node:
-        value = self._float(linear.x)
+        value = self.to_float(linear.x)
         scaled, scale, zero_point = self._affine(value, _every_dim(linear.x))
-        levels = self._clipped(self.call(aten.add.Tensor, self.call(aten.round.default, scaled), zero_point))
+        levels = self.clipped(self.call(aten.add.Tensor, self.call(aten.round.default, scaled), zero_point))
         # Sums of whole numbers below 2**24: exact in FP32.
         row_sum = self.call(aten.sum.dim_IntList, levels, [-1], True)
-        column_sum = self.call(aten.sum.dim_IntList, self._float(linear.qweight), [1])
+        column_sum = self.call(aten.sum.dim_IntList, self.to_float(linear.qweight), [1])
         weight_zero = self.call(prims.convert_element_type.default, linear.weight_zero_point, torch.float32)
         inner = linear.qweight.meta["val"].shape[1]
-        product = self._product(self._to_kernel(levels), linear, None, None, torch.float32)
+        product = self._product(self.to_kernel(levels), linear, None, None, torch.float32)
         product = self.call(aten.sub.Tensor, product, self.call(aten.mul.Tensor, column_sum, zero_point))
         of_row = self.call(aten.sub.Tensor, self.call(aten.mul.Tensor, zero_point, float(inner)), row_sum)
         product = self.call(aten.add.Tensor, product, self.call(aten.mul.Tensor, of_row, weight_zero))
@@ -270,7 +288,7 @@ class _Emitter:
         return self.call(aten.mul.Tensor, self.call(aten.reciprocal.default, value), numerator)
 
     def decomposed(self, linear: _Decomposed) -> Node:
-        value = self._float(linear.x)
+        value = self.to_float(linear.x)
         outliers: Node | None
         if linear.outlier_index is None:
             rest, outliers = self._outliers_of_call(value, linear)
@@ -312,13 +330,13 @@ class _Emitter:
         return rest, self.call(aten.reshape.default, product, [*shape[:-1], linear.qweight.meta["val"].shape[0]])
 
     def _levels(self, scaled: Node) -> Node:
-        return self._to_kernel(self._clipped(self.call(aten.round.default, scaled)))
+        return self.to_kernel(self.clipped(self.call(aten.round.default, scaled)))
 
-    def _clipped(self, rounded: Node) -> Node:
+    def clipped(self, rounded: Node) -> Node:
         above = self.call(aten.clamp_min.default, rounded, float(-ops.ACT_LEVELS))
         return self.call(aten.clamp_max.default, above, float(ops.ACT_LEVELS))
 
-    def _to_kernel(self, clipped: Node) -> Node:
+    def to_kernel(self, clipped: Node) -> Node:
         """Levels in the integer type that the kernel takes."""
         if not self.unsigned:
             return self.call(prims.convert_element_type.default, clipped, torch.int8)
@@ -328,13 +346,13 @@ class _Emitter:
     def _product(
         self,
         levels: Node,
-        linear: _AnyLinear,
+        linear: AnyLinear,
         act_scale: Node | None,
         bias: Node | None,
         out_dtype: torch.dtype,
         zero_point: int = 0,
     ) -> Node:
-        packed = self.call(torch.ops.onednn.qlinear_prepack.default, linear.qweight, _static_shape(linear.x))
+        packed = self.call(torch.ops.onednn.qlinear_prepack.default, self._rows(linear), _static_shape(linear.x))
         scale = 1.0 if act_scale is None else self._number(act_scale)
         weight_scale = self._ones(linear.qweight) if isinstance(linear, _Zeropoint) else linear.weight_scale
         return self.call(
@@ -354,8 +372,16 @@ class _Emitter:
             "",
         )
 
-    def _float(self, node: Node) -> Node:
-        if node.meta["val"].dtype == torch.float32:
+    def _rows(self, linear: AnyLinear) -> Node:
+        """(N, K) levels; a weight that was packed for our kernels is unpacked once, by freezing."""
+        if not isinstance(linear, Linear) or linear.layout == "rows":
+            return linear.qweight
+        rows, inner = linear.weight_scale.meta["val"].shape[0], linear.x.meta["val"].shape[-1]
+        return self.call(torch.ops.int8.unpack.default, linear.qweight, rows, inner, linear.layout)
+
+    def to_float(self, node: Node) -> Node:
+        value = node.meta.get("val")  # a node that was written just now has none
+        if value is not None and value.dtype == torch.float32:
             return node
         return self.call(prims.convert_element_type.default, node, torch.float32)
 
@@ -399,10 +425,10 @@ def _every_dim(x: Node) -> list[int]:
 
 
 #: Operator -> how its arguments are named, and what writes its lowered form.
-_EMITTERS: dict[Any, tuple[Callable[..., Any], Callable[[_Emitter, Any], Node]]] = {
-    torch.ops.int8.linear.default: (_Linear, _Emitter.linear),
-    torch.ops.int8.linear_zeropoint.default: (_Zeropoint, _Emitter.zeropoint),
-    torch.ops.int8.linear_decomposed.default: (_Decomposed, _Emitter.decomposed),
+_EMITTERS: dict[Any, tuple[Callable[..., Any], Callable[[Emitter, Any], Node]]] = {
+    torch.ops.int8.linear.default: (Linear, Emitter.linear),
+    torch.ops.int8.linear_zeropoint.default: (_Zeropoint, Emitter.zeropoint),
+    torch.ops.int8.linear_decomposed.default: (_Decomposed, Emitter.decomposed),
 }
 
 for _operator in _EMITTERS:

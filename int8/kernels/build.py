@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -80,7 +79,7 @@ def build(progress: Callable[[str], None] | None = None) -> Path:
     Raises:
         ToolchainError: no compiler, or it refused; the message holds its output.
     """
-    library = cache_folder() / "kernels" / _key() / "int8_ops.so"
+    library = cache_folder() / "kernels" / library_key() / "int8_ops.so"
     if library.exists():
         return library
     with _building(library.parent):
@@ -93,7 +92,7 @@ def build(progress: Callable[[str], None] | None = None) -> Path:
 def load() -> Path:
     """Build if needed, register the operators with torch, and return the library's file."""
     library = build()
-    torch.ops.load_library(str(library))
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     from int8.kernels import fake
 
     fake.register()
@@ -101,7 +100,7 @@ def load() -> Path:
 
 
 @functools.cache
-def _key() -> str:
+def library_key() -> str:
     """Hash of the sources, compiler, flags, torch and this machine's architecture."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
@@ -116,8 +115,8 @@ def _torch_flags() -> tuple[str, ...]:
     from torch.utils import cpp_extension
 
     abi = int(torch.compiled_with_cxx11_abi())
-    includes = cast("list[str]", cpp_extension.include_paths())
-    return ("-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-isystem{path}" for path in includes))
+    includes = (f"-isystem{path}" for path in cpp_extension.include_paths())
+    return ("-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes)
 
 
 def flags_of(source: Path) -> tuple[str, ...]:
@@ -145,7 +144,7 @@ def _build(library: Path, progress: Callable[[str], None] | None) -> None:
                     progress(source.name)
         linked = Path(folder) / library.name
         _run([cxx, "-shared", "-o", str(linked), *map(str, objects), *_link_flags()])
-        os.replace(linked, library)
+        linked.replace(library)
     print(f"int8: kernels compiled in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -168,7 +167,7 @@ def _building(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, so that processes that start together compile once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below, after the lock is given back
+        lock = (folder / "lock").open("w")
     except OSError as error:
         raise ToolchainError(
             f"cannot keep compiled kernels in {folder}: {error.strerror}; name a writable folder in INT8_CACHE"

@@ -19,9 +19,9 @@ def register() -> None:
     torch.library.register_fake("int8::unpack", _unpack)
 
 
-def _gemm(levels: Tensor, packed: Tensor, n: int, *arguments: Any) -> Tensor:
+def _gemm(levels: Tensor, packed: list[Tensor], n: list[int], *arguments: Any) -> Tensor:
     out_dtype = arguments[-2]
-    return levels.new_empty((*levels.shape[:-1], n), dtype=out_dtype)
+    return levels.new_empty((*levels.shape[:-1], sum(n)), dtype=out_dtype)
 
 
 def _pack(qweight: Tensor, layout: str) -> Tensor:
