@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,14 +37,15 @@ from dashboards import series as histories
 from dashboards.facts import FAIL, Digest, Facts, digest
 from dashboards.judging import Judgement
 from dashboards.render import Pages
-from harness import fingerprint, metrics, verdicts
+from harness import fingerprint, known_changes, metrics, verdicts
+from harness import history as index
 from harness.errors import HarnessError, StoreError, UsageError
 from harness.records import RunHeader, Store, slug
 
 #: Proof that a folder is a site of ours, so that a wrong ``--site`` cannot wipe somebody's files.
 MARKER = ".int8-site"
-#: What a build keeps of the folder that it replaces: asv publishes its own pages there.
-KEPT = ("asv",)
+#: What a build keeps of the folder that it replaces, and links: pages that others write, by folder, with their names.
+KEPT = {"asv": "asv", "docs": "Handbook"}
 #: A host whose newest run is older than this, compared with the newest run of all, has left the overview.
 HOST_KEEP_S = 30 * 86400.0
 #: From how many runs on several processes pay, and how many of them at the most.
@@ -115,7 +116,7 @@ class RunLine:
     finished: bool
 
 
-def build(store: Store, site: Path, *, now: float, repository: str | None = None) -> Path:
+def build(store: Store, site: Path, *, now: float, repository: str | None = None, root: Path | None = None) -> Path:
     """Write the site of ``store`` into the folder ``site``, replacing the one that stands there.
 
     A reader sees the old site or the new one, never half of either. asv's pages in ``site/asv`` are kept, and linked.
@@ -125,6 +126,7 @@ def build(store: Store, site: Path, *, now: float, repository: str | None = None
         site: the folder; it is made. One that holds something else than a site is refused.
         now: Unix time in seconds, for the site's ages and its staleness.
         repository: address of the repository's web pages, for links to commits; None for no such links.
+        root: the checkout, whose known changes are marked in the series; None for none.
 
     Returns:
         The overview, ``site/index.html``.
@@ -137,7 +139,8 @@ def build(store: Store, site: Path, *, now: float, repository: str | None = None
     _check_target(site)
     try:
         with _beside(site) as draft:
-            _write_site(store, draft, now=now, repository=repository, asv=(site / "asv" / "index.html").is_file())
+            beside = {name: (site / name / "index.html").is_file() for name in KEPT}
+            _write_site(store, draft, now=now, repository=repository, root=root, beside=beside)
             _swap(draft, site)
     except OSError as error:
         raise StoreError(
@@ -186,13 +189,15 @@ def _swap(draft: Path, site: Path) -> None:
     shutil.rmtree(old.parent, ignore_errors=True)
 
 
-def _write_site(store: Store, draft: Path, *, now: float, repository: str | None, asv: bool) -> None:
+def _write_site(
+    store: Store, draft: Path, *, now: float, repository: str | None, root: Path | None, beside: dict[str, bool]
+) -> None:
     listing = store.listing()
     judgements = {host: judging.judge(store, header.run_id) for host, header in newest_of(listing.headers).items()}
     pages = Pages(
         draft,
         {
-            "navigation": NAVIGATION + ((("asv/index.html", "asv"),) if asv else ()),
+            "navigation": NAVIGATION + tuple((f"{name}/index.html", KEPT[name]) for name in KEPT if beside[name]),
             "built_at": now,
             "repository": repository,
             "generated": any(bool(header.host.get("generated")) for header in listing.headers),
@@ -202,26 +207,32 @@ def _write_site(store: Store, draft: Path, *, now: float, repository: str | None
     pages.write_text(MARKER, "Made by `harness report`; the next one replaces this folder.\n")
     pages.write_text(".nojekyll", "")
     history = History(problems=list(listing.problems))
-    keep = _to_compare(listing.headers, judgements)
+    earlier = _to_compare(store, listing.headers, judgements)
+    keep = {run_id for pairs in earlier.values() for _, run_id in pairs}
+    keep |= {judgement.header.run_id for judgement in judgements.values()}
     kept: dict[str, Digest] = {}
-    for found in _each_run(_Printer(store, pages, listing.headers, judgements)):
+    printer = _Printer(store, pages, listing.headers, judgements)
+    for found in _each(printer, len(listing.headers), len(listing.headers) >= WORTH_WORKERS):
         if isinstance(found, str):
             history.problems.append(found)
             continue
         if found.header.run_id in keep:
             kept[found.header.run_id] = found
         history.add(found)
-    _write_overview(pages, store, history, judgements, kept, now)
-    _write_series(pages, history, store.accepted())
+    _write_overview(pages, store, history, judgements, _comparisons(earlier, judgements, kept), now)
+    _write_series(pages, history, store.accepted(), _known(store, root))
     _write_others(pages, store, history, judgements, now)
 
 
-def _to_compare(headers: tuple[RunHeader, ...], judgements: dict[str, Judgement]) -> set[str]:
-    """Runs that the overview compares: of each host the newest, the one before, and the baseline."""
-    wanted = {one.baseline for one in judgements.values() if one.baseline}
-    for host in judgements:
-        wanted |= {header.run_id for header in [one for one in headers if one.fingerprint == host][-2:]}
-    return wanted
+def _to_compare(
+    store: Store, headers: tuple[RunHeader, ...], judgements: dict[str, Judgement]
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """What the newest run of each host is compared with, as (title, run id)."""
+    pinned = store.pinned()
+    return {
+        host: changes.earlier_runs([one for one in headers if one.fingerprint == host], judgement.baseline, pinned)
+        for host, judgement in judgements.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -235,12 +246,14 @@ class _Printer:
 
     def __call__(self, place: int) -> Digest | str:
         """Write the page of run number ``place``; what the other pages need of it, or why it could not be read."""
+        judgement = self.judgements.get(self.headers[place].fingerprint)
+        if judgement is not None and judgement.header.run_id != self.headers[place].run_id:
+            judgement = None
         try:
-            found = digest(self.store.load(self.headers[place].run_id), judging.trust)
+            found = digest(self.store.load(self.headers[place].run_id), judging.trusting(judgement))
         except HarnessError as error:  # a file that vanished or broke since it was listed
             return str(error)
         header = found.header
-        judgement = self.judgements.get(header.fingerprint)
         earlier = self.headers[:place]
         before = next((one for one in reversed(earlier) if one.fingerprint == header.fingerprint), None)
         self.pages.write(
@@ -249,7 +262,7 @@ class _Printer:
             title=f"Run {header.run_id}",
             run=found,
             counts=found.counts(),
-            judgement=judgement if judgement and judgement.header.run_id == header.run_id else None,
+            judgement=judgement,
             groups=runs.groups(found),
             failures=runs.failures(self.store, found),
             skipped=[one for one in found.facts if one.status == "skipped"],
@@ -263,29 +276,40 @@ class _Printer:
         return found
 
 
-#: What the processes that write runs' pages inherit when they are forked: it holds templates, which cannot be sent.
-_printer: _Printer | None = None
+#: What the processes that write pages inherit when they are forked: it holds templates, which cannot be sent.
+_writer: Callable[[int], Any] | None = None
 
 
-def _print(place: int) -> Digest | str:
-    assert _printer is not None
-    return _printer(place)
+def _write_one(place: int) -> Any:
+    assert _writer is not None
+    return _writer(place)
 
 
-def _each_run(printer: _Printer) -> Iterator[Digest | str]:
-    """Every run, oldest first, its page written; by all CPUs that this process may use where there are many runs."""
-    global _printer
+def _each(writer: Callable[[int], Any], count: int, worth: bool) -> Iterator[Any]:
+    """``writer`` of each number below ``count``, in order; by all CPUs that this process may use where it is worth."""
+    global _writer
     workers = min(fingerprint.usable_threads(), MOST_WORKERS)
-    places = range(len(printer.headers))
-    if workers < 2 or len(places) < WORTH_WORKERS:
-        yield from map(printer, places)
+    if workers < 2 or not worth:
+        yield from map(writer, range(count))
         return
-    _printer = printer
+    _writer = writer
     try:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-            yield from pool.map(_print, places, chunksize=4)
+            yield from pool.map(_write_one, range(count), chunksize=4)
     finally:
-        _printer = None
+        _writer = None
+
+
+def _comparisons(
+    earlier: dict[str, tuple[tuple[str, str], ...]], judgements: dict[str, Judgement], kept: dict[str, Digest]
+) -> list[changes.Comparison]:
+    """Each host's newest run against the earlier ones, as far as they could be read."""
+    return [
+        changes.compare(title, kept[run_id], kept[judgements[host].header.run_id])
+        for host, pairs in earlier.items()
+        for title, run_id in pairs
+        if run_id in kept and judgements[host].header.run_id in kept
+    ]
 
 
 def _write_overview(
@@ -293,7 +317,7 @@ def _write_overview(
     store: Store,
     history: History,
     judgements: dict[str, Judgement],
-    kept: dict[str, Digest],
+    comparisons: list[changes.Comparison],
     now: float,
 ) -> None:
     newest = newest_of(history.headers)
@@ -302,17 +326,6 @@ def _write_overview(
         return
     latest = {host: overview.recent(history.latest[host]) for host in newest}
     first = next(iter(newest.values()))
-    comparisons = []
-    for host, header in newest.items():
-        mine = [one for one in history.headers if one.fingerprint == host]
-        after = kept.get(header.run_id)
-        if after is None:
-            continue
-        if len(mine) > 1 and mine[-2].run_id in kept:
-            comparisons.append(changes.compare("Since the previous run", kept[mine[-2].run_id], after))
-        baseline = judgements[host].baseline
-        if baseline in kept and baseline != header.run_id and (len(mine) < 2 or baseline != mine[-2].run_id):
-            comparisons.append(changes.compare("Since the baseline", kept[baseline], after))
     pages.write(
         "index.html",
         "overview.html",
@@ -332,31 +345,66 @@ def _write_overview(
     )
 
 
-def _write_series(pages: Pages, history: History, accepted: Sequence[str]) -> None:
+def _known(store: Store, root: Path | None) -> dict[str, tuple[marks.Known, ...]]:
+    """Listed changes by cell, where the checkout at ``root`` lists any; a file that cannot be read is the gate's."""
+    try:
+        listed = known_changes.read(root / known_changes.FILE) if root is not None else ()
+    except UsageError:
+        return {}
+    if not listed or root is None:
+        return {}
+    found: dict[str, tuple[marks.Known, ...]] = {}
+    for one in known_changes.applying(listed, index.read(store), known_changes.descendants(root)):
+        for key in one.keys:
+            mark = marks.Known(one.first_run, one.change.reason, one.change.who)
+            found[key] = (*found.get(key, ()), mark)
+    return found
+
+
+def _write_series(
+    pages: Pages, history: History, accepted: Sequence[str], known: dict[str, tuple[marks.Known, ...]]
+) -> None:
     files = [runs.file_of(header) for header in history.headers]
     pages.write_script("data/runs.js", "runs", histories.runs_script(history.headers, files))
     pages.write_script("data/environments.js", "environments", environments.script(history.headers))
     pages.write("runs/compare.html", "compare.html", title="Compare two environments")
-    for one in history.series.values():
+    every = list(history.series.values())
+    writer = _SeriesWriter(pages, history.headers, files, frozenset(accepted), known, every)
+    for _ in _each(writer, len(every), len(every) * len(files) >= WORTH_WORKERS * 200):
+        pass
+    pages.write("series/index.html", "series_index.html", title="Series", lines=histories.index_lines(every))
+
+
+@dataclass(frozen=True)
+class _SeriesWriter:
+    """Writes the page and the data of series number so and so."""
+
+    pages: Pages
+    headers: Sequence[RunHeader]
+    files: Sequence[str]
+    accepted: frozenset[str]
+    known: dict[str, tuple[marks.Known, ...]]
+    every: Sequence[histories.Series]
+
+    def __call__(self, place: int) -> None:
+        one = self.every[place]
         name = slug(one.key)
-        found = marks.marks(one, history.headers, accepted)
-        pages.write_script(f"data/series/{name}.js", "series", histories.script_data(one, marks.script_marks(found)))
-        pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, history.headers))
-        pages.write(
+        found = marks.marks(one, self.headers, self.accepted, self.known.get(one.key, ()))
+        data = histories.script_data(one, marks.script_marks(found))
+        self.pages.write_script(f"data/series/{name}.js", "series", data)
+        self.pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, self.headers))
+        self.pages.write(
             f"series/{name}.html",
             "series.html",
             title=one.key,
             series=one,
             name=name,
-            newest=histories.newest_points(one, history.headers, files),
-            happened=marks.listed(found, history.headers, files),
+            newest=histories.newest_points(one, self.headers, self.files),
+            happened=marks.listed(found, self.headers, self.files),
             scenario=wording.scenario_title(one.cell.scenario),
             replay=verdicts.replay_command(one.key),
             withheld=one.withheld(),
         )
-    pages.write(
-        "series/index.html", "series_index.html", title="Series", lines=histories.index_lines(history.series.values())
-    )
 
 
 def _write_others(pages: Pages, store: Store, history: History, judgements: dict[str, Judgement], now: float) -> None:

@@ -13,6 +13,8 @@ from harness.records import RunHeader, slug
 SMALL = 0.03
 #: How many lines the overview shows.
 MOST = 10
+#: A run so much older than the newest one is yesterday's; a younger one is of the same evening.
+YESTERDAY_S = (18 * 3600.0, 42 * 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,33 @@ def version_changes(before: dict[str, str], after: dict[str, str]) -> tuple[tupl
     names = sorted(set(before) | set(after))
     changed = [(name, before.get(name, "none"), after.get(name, "none")) for name in names]
     return tuple(item for item in changed if item[1] != item[2])
+
+
+def earlier_runs(
+    headers: Sequence[RunHeader], baseline: str | None, pinned: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """What the newest of one host's runs is compared with, as (title, run id), each run once.
+
+    Args:
+        headers: the host's runs, oldest first.
+        baseline: the run that the gate compared it with, if any.
+        pinned: ids of pinned releases, the one pinned last at the end.
+    """
+    if not headers:
+        return ()
+    newest, before = headers[-1], headers[:-1]
+    ids = {header.run_id for header in before}
+    found: dict[str, str] = {}
+    yesterday = next((one for one in reversed(before) if newest.started_at - one.started_at >= YESTERDAY_S[0]), None)
+    if yesterday is not None and newest.started_at - yesterday.started_at <= YESTERDAY_S[1]:
+        found[yesterday.run_id] = "Since yesterday"
+    elif before:
+        found[before[-1].run_id] = "Since the previous run"
+    release = next((run_id for run_id in reversed(pinned) if run_id in ids), None)
+    for run_id, title in ((release, "Since the pinned release"), (baseline, "Since the baseline")):
+        if run_id is not None and run_id in ids:
+            found[run_id] = f"{found[run_id]}, {title[0].lower()}{title[1:]}" if run_id in found else title
+    return tuple((title, run_id) for run_id, title in found.items())
 
 
 def compare(title: str, before: Digest, after: Digest) -> Comparison:

@@ -135,7 +135,7 @@ def drift(cell: Cell, night: int, nights: int) -> float:
         factor *= 1.06
     if cell.engine == "torchao" and 0.55 <= place < 0.7:
         factor *= 0.93
-    if cell.engine == "int8" and cell.recipe == "sq-dynamic" and cell.isa == "vnni" and night >= nights - 2:
+    if cell.engine == "int8" and cell.recipe == "sq-dynamic" and cell.isa == "vnni" and night >= nights - 3:
         factor *= 0.8
     return factor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dashboards.facts import FAIL, PASS, UNJUDGED, Trust
@@ -14,11 +15,7 @@ def trust(record: Record, header: RunHeader) -> Trust:
     """The rules' word on everything but the speed of ``record``, and whether its speed may be shown."""
     if record.status != "ok":
         return Trust(UNJUDGED, record.reason or record.status, (), False)
-    # The parts of verdicts.judge_record that do not look at speed, whose bootstrap would cost more than all the rest.
-    gated = verdicts.is_gated(record.cell, header)
-    found = [verdicts.judge_evidence(record, gated)]
-    if record.accuracy is not None or (record.cell.task and verdicts.is_quantized(record.cell)):
-        found += verdicts.judge_accuracy(record, gated)
+    found = verdicts.judge_itself(record, header)  # without speed, whose bootstrap would cost more than all the rest
     bad = [one for one in found if not one.good]
     if bad:
         return Trust(FAIL, "; ".join(one.reason for one in bad), tuple(one.metric for one in bad), False)
@@ -30,6 +27,25 @@ def trust(record: Record, header: RunHeader) -> Trust:
     if record.cell.task or record.cell.weights != "synthetic":
         return Trust(UNJUDGED, "nobody judged its accuracy, so its speed is not shown", ("accuracy",), False)
     return Trust(UNJUDGED, "synthetic weights: measured for speed alone")
+
+
+def trusting(judgement: Judgement | None) -> Callable[[Record, RunHeader], Trust]:
+    """:func:`trust`, and in a judged run the gate's word on what a record alone does not show: predictions that are
+    others than those of the run before."""
+    against: dict[str, Verdict] = {}
+    for one in judgement.verdicts if judgement is not None else ():
+        if one.metric == "flips_previous" and not one.good:
+            against[one.cell_key] = one
+
+    def of(record: Record, header: RunHeader) -> Trust:
+        found = trust(record, header)
+        bad = against.get(record.cell.key)
+        if bad is None or record.status != "ok":
+            return found
+        reasons = [found.reason] if found.outcome == FAIL else []
+        return Trust(FAIL, "; ".join([*reasons, bad.reason]), (*found.blame, bad.metric), False)
+
+    return of
 
 
 #: What the gate's exit code means, as the site says it: its word, and the sentence under it.
@@ -95,11 +111,16 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A verdict as a page shows it. ``href``: the cell's series; None for the run as a whole."""
+    """A verdict as a page shows it. ``href``: the cell's series; None for the run as a whole, and for several cells."""
 
     verdict: Verdict
     href: str | None
     commands: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str | None:
+        """What it is about, where that is no page; None for the run as a whole."""
+        return None if self.verdict.cell_key == verdicts.WHOLE_RUN else self.verdict.cell_key
 
 
 def _shown(judgement: Judgement, found: list[Verdict]) -> list[Shown]:
@@ -107,11 +128,15 @@ def _shown(judgement: Judgement, found: list[Verdict]) -> list[Shown]:
     return [
         Shown(
             one,
-            None if one.cell_key == verdicts.WHOLE_RUN else f"series/{slug(one.cell_key)}.html",
+            None if one.cell_key == verdicts.WHOLE_RUN or one.metric == "geomean" else _page(one.cell_key),
             verdicts.commands(one, judgement.header.run_id),
         )
         for one in found
     ]
+
+
+def _page(cell_key: str) -> str:
+    return f"series/{slug(cell_key)}.html"
 
 
 def _severity(outcome: str) -> int:

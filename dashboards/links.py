@@ -18,6 +18,10 @@ from urllib.parse import unquote, urlsplit
 LOADING = frozenset({"script", "img", "link", "iframe", "source", "use", "image", "object", "embed", "video", "audio"})
 
 
+#: Folders whose pages others write and check: asv's, and the handbook's.
+OTHERS = ("asv", "docs")
+
+
 @dataclass
 class _Found(HTMLParser):
     """Addresses (element, address) and ids of a page."""
@@ -44,13 +48,13 @@ def _read(path: Path) -> _Found:
 
 
 def problems(site: Path) -> list[str]:
-    """What is wrong with the links of the site in the folder ``site``, one sentence each. asv's pages are left out."""
+    """What is wrong with the links of the site in the folder ``site``, a sentence each. Others' pages are left out."""
     site = site.resolve()
     pages = {
         path: _read(path)
         for pattern in ("*.html", "*.atom", "*.svg")
         for path in sorted(site.rglob(pattern))
-        if path.relative_to(site).parts[0] != "asv"
+        if path.relative_to(site).parts[0] not in OTHERS
     }
     wrong: list[str] = []
     for path, found in pages.items():
@@ -85,7 +89,9 @@ def _problem(site: Path, page: Path, tag: str, address: str, pages: dict[Path, _
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.links", description="Check the links of a built site.")
-    parser.add_argument("--site", type=Path, required=True, help="folder of a site that `harness report` built")
+    parser.add_argument(
+        "--site", type=Path, required=True, help="folder of a site that `harness report` built, or of the handbook"
+    )
     chosen = parser.parse_args(arguments)
     wrong = problems(chosen.site)
     print("\n".join(wrong) if wrong else "every link leads somewhere")

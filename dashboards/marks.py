@@ -45,9 +45,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A change that people listed as meant, where it meets a series: the first run that has it, and their words."""
+    """A change that people listed as meant, where it meets a series: the first run of its host that has it, and their
+    words."""
 
-    run: int
+    run_id: str
     reason: str
     who: str
 
@@ -84,10 +85,9 @@ def _of_host(
         return Mark(places[index], runs[index], kind, title, detail, before[index], lasts)
 
     taken = [index for index, run in enumerate(runs) if headers[run].run_id in accepted]
-    listed = [(_first_at(runs, one.run), one) for one in known]
+    meant = [(at, one) for one in known if (at := _first_at(runs, headers, one.run_id)) is not None]
     costs = [series.at("p50_s", place) if series.status[place] == "o" else None for place in places]
-    levels = [*taken, *(index for index, _ in listed if index is not None)]
-    for change in changepoints.watch(costs, accepted=levels):
+    for change in changepoints.watch(costs, accepted=taken, known=[at for at, _ in meant]):
         kind = "slower" if change.size > 0 else "faster"
         ended = None if change.ended is None else headers[runs[min(change.ended, len(runs) - 1)]].run_id
         detail = f"found by run {headers[runs[change.found]].run_id}"
@@ -95,9 +95,8 @@ def _of_host(
         yield mark(change.first, kind, f"{abs(100 * change.size):.1f} % {kind}", detail, ended is None)
     for index in taken:
         yield mark(index, "accepted", "accepted", "a new level counts from here")
-    for index, one in listed:
-        if index is not None:
-            yield mark(index, "known", f"known change: {one.reason}", f"listed by {one.who}" if one.who else "")
+    for index, one in meant:
+        yield mark(index, "known", f"known change: {one.reason}", f"listed by {one.who}" if one.who else "")
     for index, (old, new) in enumerate(itertools.pairwise(runs), start=1):
         if headers[old].versions != headers[new].versions:
             changed = version_changes(headers[old].versions, headers[new].versions)
@@ -106,8 +105,15 @@ def _of_host(
             )
 
 
-def _first_at(runs: Sequence[int], run: int) -> int | None:
-    return next((index for index, one in enumerate(runs) if one >= run), None)
+def _first_at(runs: Sequence[int], headers: Sequence[RunHeader], run_id: str) -> int | None:
+    """The first of ``runs`` that is no older than a run of the same host; None for a run of another host."""
+    start = next((header for header in headers if header.run_id == run_id), None)
+    if start is None or not runs or headers[runs[0]].fingerprint != start.fingerprint:
+        return None
+    since = (start.started_at, start.run_id)
+    return next(
+        (index for index, run in enumerate(runs) if (headers[run].started_at, headers[run].run_id) >= since), None
+    )
 
 
 def _versions(changed: Sequence[tuple[str, str, str]]) -> str:

@@ -173,7 +173,7 @@ def _lines(facts: Facts, state: str) -> tuple[str, str, str]:
     if state in ("failed", "skipped", "invalid"):
         return state, facts.reason or "no reason was recorded", ""
     if facts.withheld:
-        blame = " and ".join(facts.trust.blame) or "accuracy"
+        blame = wording.joined([BLAMES.get(name, name) for name in facts.trust.blame]) or "accuracy"
         return (
             "withheld",
             f"{blame} {'fail' if ' and ' in blame else 'fails'}" if state == "fail" else facts.trust.reason,
@@ -190,6 +190,9 @@ def throughput_line(facts: Facts) -> str:
     """Absolute speed in a few letters."""
     return MISSING_SPEED if facts.throughput is None else f"{wording.significant(facts.throughput)} seq/s"
 
+
+#: What failed, in words that fit into a field.
+BLAMES = {"noninferiority": "its interval", "flips_previous": "repeatability"}
 
 MISSING_SPEED = "speed not measured"
 

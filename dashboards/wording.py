@@ -56,6 +56,11 @@ def count(value: float | None) -> str:
     return f"{int(value):,}".replace("-", "−") if float(value).is_integer() else significant(value)
 
 
+def joined(words: list[str]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 2 else words)
+
+
 def giga(value: float | None) -> str:
     """A rate in billions a second: 3,810."""
     return significant(None if value is None else value / 1e9)

@@ -6,7 +6,7 @@ from dashboards import demo
 from harness.records import Accuracy, Cell, Evidence, Latency, Record, Round, RunHeader, Speedup, Store, Timing
 
 NOW = 1_790_000_000.0
-PLAN = demo.Plan(runs=12, cells=36, end=NOW - 3600, rounds=3, samples=5)
+PLAN = demo.Plan(runs=16, cells=36, end=NOW - 3600, rounds=3, samples=5)
 
 #: Words that would do something if a page took them for markup, for a script, for a path or for a formula.
 HOSTILE = (

@@ -37,7 +37,7 @@ def test_every_page_is_there_and_every_link_leads_somewhere(site: Path, store: S
         "runs/index",
     ):
         assert (site / f"{name}.html").is_file()
-    assert len(list((site / "runs").glob("*.html"))) == PLAN.runs + 1
+    assert len(list((site / "runs").glob("*.html"))) == PLAN.runs + 2, "a list, and a page that compares two"
     assert len(list((site / "series").glob("*.html"))) == PLAN.cells + 1
     assert len(list((site / "data" / "series").glob("*.csv"))) == PLAN.cells
 
@@ -186,6 +186,31 @@ def test_a_folder_that_is_no_site_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UsageError, match="is a file"):
         dashboards.build(Store(tmp_path / "none"), tmp_path / "file", now=NOW)
+
+
+def test_a_known_change_is_marked_in_the_series_that_it_names(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    other = Cell("m", "int8", "sq-dynamic", "amx", "offline:b8:s128", task="reviews", weights="real")
+    for number in range(3):
+        header = make_header(f"run-{number}", NOW - 86400 * (3 - number), commit=f"{number}" * 40)
+        write_run(store, header, [make_record(header.run_id, one) for one in (CELL, other)])
+    (tmp_path / "known_changes.toml").write_text(
+        '[[change]]\nseries = "m/int8/sq-static/*"\ncommit = "1111111"\nreason = "exact <GELU>"\nwho = "A. Author"\n',
+        encoding="utf-8",
+    )
+    site = dashboards.build(store, tmp_path / "site", now=NOW, root=tmp_path).parent
+    marked = {path.stem[:16]: "exact &lt;GELU&gt;" in text(path) for path in (site / "series").glob("m-*.html")}
+    assert marked == {"m-int8-sq-static": True, "m-int8-sq-dynami": False}
+
+
+def test_the_handbook_is_linked_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "site" / "docs").mkdir(parents=True)
+    (tmp_path / "site" / "docs" / "index.html").write_text("<!doctype html><title>docs</title>", encoding="utf-8")
+    store = Store(tmp_path / "results")
+    write_run(store, make_header("run", NOW - 60), [make_record("run", CELL)])
+    page = dashboards.build(store, tmp_path / "site", now=NOW)
+    assert '<a href="docs/index.html">Handbook</a>' in text(page)
+    assert links.problems(page.parent) == []
 
 
 def test_what_other_tools_read(site: Path) -> None:

@@ -59,7 +59,7 @@ def test_each_host_has_its_own_level() -> None:
 
 def test_accepted_runs_known_changes_and_versions_are_marked() -> None:
     made, headers = history(quiet(20), versions={12: "2.13"})
-    found = marks.marks(made, headers, ("run-4",), (marks.Known(15, "exact GELU", "A. Author"),))
+    found = marks.marks(made, headers, ("run-4",), (marks.Known("run-15", "exact GELU", "A. Author"),))
     assert [(one.kind, one.run) for one in found] == [("accepted", 4), ("versions", 12), ("known", 15)]
     assert found[1].title == "torch 2.13"
     assert found[1].detail == "torch 2.12 → 2.13"

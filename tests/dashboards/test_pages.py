@@ -51,7 +51,7 @@ def test_a_field_of_the_matrix_has_speed_and_accuracy_together() -> None:
 def test_a_field_whose_accuracy_fails_says_so_and_has_no_speed() -> None:
     bad = panel_of(facts(cell("sq-static"), accuracy=make_accuracy(-0.1, 0.2))).matrices[0].rows[0].cells[0]
     assert (bad.state, bad.headline, bad.bar) == ("fail", "withheld", None)
-    assert bad.detail == "accuracy and flips fail"
+    assert bad.detail == "accuracy, its interval and flips fail"
     assert "4.00" not in bad.spoken
 
 
@@ -113,6 +113,27 @@ def test_changes_are_found_beyond_both_intervals_only() -> None:
     assert [one.what for one in broke.changes] == ["ok → failed"]
     worse = changes.compare("x", run("a", 0.01), run("b", 0.01, accuracy=make_accuracy(-0.1)))
     assert [one.what for one in worse.changes] == ["accuracy verdict pass → fail"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "baseline", "pinned", "expected"),
+    [
+        ([72, 48, 24, 0], None, [], [("Since yesterday", "run-2")]),
+        ([72, 48, 24, 1, 0], None, [], [("Since yesterday", "run-2")]),
+        ([200, 100, 0], None, [], [("Since the previous run", "run-1")]),
+        ([72, 48, 24, 0], "run-0", ["run-1"], [
+            ("Since yesterday", "run-2"), ("Since the pinned release", "run-1"), ("Since the baseline", "run-0"),
+        ]),
+        ([48, 24, 0], "run-1", ["run-0", "gone"], [
+            ("Since yesterday, since the baseline", "run-1"), ("Since the pinned release", "run-0"),
+        ]),
+        ([0], "run-0", ["run-0"], []),
+        ([], None, [], []),
+    ],
+)  # fmt: skip
+def test_the_newest_run_is_compared_with_yesterday_and_the_pinned_release(hours, baseline, pinned, expected) -> None:
+    headers = [make_header(f"run-{place}", -3600.0 * hour) for place, hour in enumerate(hours)]
+    assert list(changes.earlier_runs(headers, baseline, pinned)) == expected
 
 
 # --- frontier
