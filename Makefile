@@ -124,9 +124,10 @@ smoke: fetch ## measure and judge the smallest profile in a store of its own: do
 	if [ $$status != 0 ] && [ $$status != 2 ] && [ $$status != 3 ]; then exit $$status; fi
 	$(BIN)/harness gate --results "$$scratch"
 
-# asv's pages come first: the site links them where they are.
+# asv's pages and the handbook come first: the site links them where they are.
 site: $(STAMP) ## build the site from the stored results
 	@if compgen -G "$(RESULTS)/asv/*/machine.json" > /dev/null; then $(BIN)/asv publish --html-dir $(SITE)/asv; fi
+	$(MAKE) docs DOCS=$(SITE)/docs
 	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
 
 # A warning is an error. `make docs DOCS=site/docs` puts the handbook where the site links it.

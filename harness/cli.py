@@ -526,13 +526,20 @@ def import_asv(
 @app.command(epilog="Example: harness report --results results --site site")
 def report(
     site: Annotated[Path, typer.Option("--site", metavar="DIR", help="Where the site is written.")] = Path("site"),
+    repository: Annotated[
+        str | None,
+        typer.Option("--repository", metavar="URL", help="Web address for links to commits. Default: git's origin."),
+    ] = None,
     results: Results = None,
 ) -> None:
     """Build the static site from the store, and print the path of its first page."""
     import dashboards
+    from harness import fingerprint
 
+    root = fingerprint.project_root()
+    address = repository or dashboards.repository_of(root)
     try:
-        page = dashboards.build(Store(_results(results)), site, now=time.time())
+        page = dashboards.build(Store(_results(results)), site, now=time.time(), repository=address, root=root)
     except OSError as error:
         raise StoreError(f"cannot write the site to {site}: {error.strerror}; name another folder") from error
     _print(str(page))
