@@ -76,8 +76,6 @@ def alarms(tmp_path: Path) -> Path:
     folder.mkdir()
     text = "<!-- harness gate -->\n### gate: regression\n\n    harness replay CELL --profile\n"
     (folder / "amx-0.md").write_text(text)
-        "<!-- harness gate -->\n### gate: regression\n\n    harness replay CELL --profile\n"
-    )
     return folder
 
 
