@@ -23,12 +23,14 @@ def pages(site: Path) -> Iterator[tuple[str, str]]:
     for folder in ("series", "runs"):
         if (site / folder / "index.html").is_file():
             yield f"{folder}-list", f"{folder}/index.html"
+    if (site / "runs" / "compare.html").is_file():
+        yield "runs-compare", "runs/compare.html"
     series = sorted((site / "series").glob("*-int8-sq-static-*.html")) or sorted((site / "series").glob("*-*.html"))
     if series:
         data = {path: (site / "data" / "series" / f"{path.stem}.js") for path in series}
         largest = max(series, key=lambda path: data[path].stat().st_size if data[path].is_file() else 0)
         yield "series-one", f"series/{largest.name}"
-    runs = sorted(path for path in (site / "runs").glob("*.html") if path.stem != "index")
+    runs = sorted(path for path in (site / "runs").glob("*.html") if path.stem not in ("index", "compare"))
     if runs:
         yield "run-one", f"runs/{runs[-1].name}"
 

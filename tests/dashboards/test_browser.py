@@ -113,6 +113,93 @@ def test_filters_filter(site: Path, page: Page) -> None:
     assert page.run(cells) == 0
 
 
+def shown_after(page: Page, rows: str, words: str) -> int:
+    """How many rows a filter leaves."""
+    page.run(
+        f"(() => {{ const i = document.querySelector('[data-filter] input[type=search]'); i.value = {words!r};"
+        " i.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    return int(page.run(f"[...document.querySelectorAll({rows!r})].filter(r => r.offsetParent).length"))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "some"),
+    [
+        ("kernels.html", "#choices-1 tr[data-words]", "4096"),
+        ("roofline.html", "#products-1 tr[data-words]", "sq-static"),
+    ],
+)
+def test_filters_of_long_tables_filter(site: Path, page: Page, name: str, rows: str, some: str) -> None:
+    page.open(address(site / name))
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    everything = shown_after(page, rows, "")
+    assert 0 < shown_after(page, rows, some) < everything
+    assert shown_after(page, rows, "no such thing") == 0
+
+
+def test_the_roofline_draws_its_roofs_and_products(site: Path, page: Page) -> None:
+    page.open(address(site / "roofline.html"))
+    inside = page.run(
+        "(() => { const svg = document.querySelector('.roofline'), box = svg.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('.roof, .mark')].map(m => m.getBoundingClientRect())"
+        ".map(m => m.left >= box.left - 1 && m.right <= box.right + 1 && m.top >= box.top - 1"
+        " && m.bottom <= box.bottom + 1)"
+        "; })()"
+    )
+    assert len(inside) > 10
+    assert all(inside)
+    widths = page.run("[...document.querySelectorAll('.stack .part')].map(p => p.getBoundingClientRect().width)")
+    assert len(widths) >= 12
+    assert min(widths) > 0
+
+
+def test_steps_are_drawn_in_the_charts_and_told_in_the_table(site: Path, page: Page) -> None:
+    path = next((site / "series").glob("minilm-int8-sq-dynamic-vnni-offline*.html"))
+    page.open(address(path))
+    page.wait_for(DRAWN)
+    texts = page.run("document.querySelector('.plot').layout.annotations.map(a => a.text).join(' | ')")
+    assert "% slower" in texts
+    told = page.run("document.querySelector('.happened tbody').textContent")
+    assert "% slower" in told
+    assert "it stands" in told
+    assert "accepted" in told
+
+
+def test_any_two_environments_are_compared(site: Path, page: Page) -> None:
+    page.open(address(site / "runs" / "compare.html"))
+    options = page.run("[...document.querySelector('[name=before]').options].map(o => o.value)")
+    assert len(options) > 10
+    rows = "[...document.querySelectorAll('[data-compare-rows] tr')].map(r => [...r.children].map(c => c.textContent))"
+    page.run(
+        "(() => { const s = document.querySelector('[name=before]'); s.value = '0';"
+        " s.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+    changed = {row[0]: row[1:] for row in page.run(rows)}
+    assert changed["version: torch"] == ["2.11.0", "2.13.0"]
+    assert all(before != after for before, after in changed.values())
+    page.run("document.querySelector('[name=all]').click()")
+    assert len(page.run(rows)) > len(changed)
+    runs = page.run("INT8.runs.id")
+    page.open(address(site / "runs" / "compare.html") + f"?before={runs[2]}&after={runs[5]}")
+    assert page.run(
+        "[document.querySelector('[name=before]').value, document.querySelector('[name=after]').value]"
+    ) == [
+        "2",
+        "5",
+    ]
+    assert page.errors == []
+
+
+def test_worst_examples_are_text(site: Path, page: Page) -> None:
+    page.open(address(site / "accuracy.html"))
+    quotes = page.run("[...document.querySelectorAll('.worst blockquote')].map(q => q.textContent)")
+    assert any("<b>nothing</b>" in quote for quote in quotes)
+    assert page.run("document.querySelectorAll('.worst b').length") == 0
+    bars = page.run("[...document.querySelectorAll('.told[open] .bar')].map(b => b.getBBox().height)")
+    assert len(bars) == 10
+    assert max(bars) > 50
+
+
 def test_the_theme_follows_the_system_and_then_the_reader(site: Path, page: Page) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     page.open(address(site / "index.html"))
@@ -139,7 +226,21 @@ def test_the_keyboard_reaches_content_and_sees_where_it_is(site: Path, page: Pag
     assert {"A", "BUTTON"} <= seen
 
 
-@pytest.mark.parametrize("name", ["index.html", "frontier.html", "accuracy.html", "health.html"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "index.html",
+            "frontier.html",
+            "roofline.html",
+            "outliers.html",
+            "accuracy.html",
+            "kernels.html",
+            "health.html",
+        ),
+        "runs/compare.html",
+    ],
+)
 def test_a_phone_scrolls_down_only(site: Path, page: Page, name: str) -> None:
     page.look(400, 860, "light")
     page.open(address(site / name))
