@@ -14,6 +14,11 @@ PYTHON ?= python3
 RESULTS ?= results
 SITE ?= site
 PROFILE ?= quick
+# SHARD=1/2 measures that part of the matrix in `nightly`. NAME is what `verdict` and `compare` call their files by;
+# BASE and HEAD are the revisions that `compare` compares.
+NAME ?= here
+BASE ?= HEAD~1
+HEAD ?= HEAD
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -57,7 +62,7 @@ fetch: $(STAMP) ## get and check the catalog's models and data
 # 0: all measured, 2: a cell failed, 3: the host was disturbed, which the gate reports. With anything else there is no
 # new run to judge. The site is built whatever the gate says; then the gate's exit code is this command's.
 nightly: fetch ## measure, judge, and build the site
-	@status=0; run=$$($(BIN)/harness run --profile $(PROFILE) --results $(RESULTS)) || status=$$?
+	@status=0; run=$$($(BIN)/harness run --profile $(PROFILE) $(if $(SHARD),--shard $(SHARD)) --results $(RESULTS)) || status=$$?
 	if [ $$status != 0 ] && [ $$status != 2 ] && [ $$status != 3 ]; then exit $$status; fi
 	verdict=0; $(BIN)/harness gate --run "$$run" --results $(RESULTS) || verdict=$$?
 	$(BIN)/harness report --results $(RESULTS) --site $(abspath $(SITE))
@@ -139,6 +144,30 @@ docs: $(STAMP) ## build the handbook into build/docs and check its links
 
 tutorial: fetch ## run every command of docs/tutorial.md as it stands there
 	@$(BIN)/python docs/run_tutorial.py
+
+verdict: $(STAMP) ## write alarms/NAME.md if the newest run fails the gate
+	@mkdir -p alarms
+	code=0; $(BIN)/harness gate --results $(RESULTS) --markdown "alarms/$(NAME).md" > /dev/null || code=$$?
+	if [ $$code != 1 ] && [ $$code != 2 ]; then rm -f "alarms/$(NAME).md"; fi
+
+# gh, Python without any package: a hosted runner needs nothing else.
+tell: ## open, change or (RESOLVED=--resolved) close the issue about what is in alarms/
+	@$(PYTHON) -m harness.posting night alarms $(RESOLVED)
+
+compare: fetch ## compare the revisions BASE and HEAD on this host, and write build/compare/NAME.md
+	@mkdir -p build/compare
+	code=0; $(BIN)/harness compare "$(BASE)" "$(HEAD)" --results $(RESULTS) --markdown "build/compare/$(NAME).md" || code=$$?
+	if [ -n "$${GITHUB_STEP_SUMMARY:-}" ]; then cat build/compare/*.md >> "$$GITHUB_STEP_SUMMARY"; fi
+	exit $$code
+
+comment: ## write what is in build/compare/ as the comment on pull request PULL
+	@$(PYTHON) -m harness.posting comment "$(PULL)" build/compare
+
+upgrade: fetch ## resolve newer versions, compare with them, and narrow down what fails: build/upgrade/
+	@$(BIN)/python -m harness.upgrade build/upgrade
+
+upgrade-tell: ## push an upgrade that PASSED=true as the branch upgrade, or open the issue about it
+	@if [ "$(PASSED)" = true ]; then .ci/push-upgrade; else $(PYTHON) -m harness.posting upgrade build/upgrade; fi
 
 history-pull: ## add the results kept on the branch `results` to the stored ones
 	@.ci/history pull $(RESULTS)

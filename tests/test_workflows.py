@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,8 @@ def _tool(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_there_are_workflows_for_nights_changes_and_the_site() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"nightly", "pull-request", "site"}
+def test_there_are_workflows_for_nights_changes_upgrades_and_the_site() -> None:
+    assert {path.stem for path in WORKFLOWS} == {"nightly", "pull-request", "site", "upgrade"}
 
 
 def test_schema_is_met() -> None:
@@ -97,6 +98,76 @@ def test_pull_requests_reach_the_xeon_hosts_by_a_label_only() -> None:
     own = [job for job in jobs.values() if "self-hosted" in job["runs-on"]]
     assert own
     assert all("github.event.action == 'labeled'" in job["if"] for job in own)
+
+
+def test_nights_are_shared_out_and_their_shards_are_all_of_the_matrix() -> None:
+    job = _load(ROOT / ".github" / "workflows" / "nightly.yml")["jobs"]["measure"]
+    shards = job["strategy"]["matrix"]["shard"]
+    assert shards == [f"{n}/{len(shards)}" for n in range(1, len(shards) + 1)]
+    assert job["env"]["SHARD"] == "${{ matrix.shard }}"
+    names = [step["with"]["name"] for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert all("strategy.job-index" in name for name in names), "two shards would write one artifact"
+
+
+def test_only_jobs_that_run_no_unread_code_may_write() -> None:
+    jobs = {f"{path.stem}/{name}": job for path in WORKFLOWS for name, job in _load(path)["jobs"].items()}
+    writing = {name: job for name, job in jobs.items() if "write" in job["permissions"].values()}
+    expected = (
+        "nightly/keep",
+        "nightly/publish",
+        "nightly/tell",
+        "pull-request/comment",
+        "site/deploy",
+        "upgrade/tell",
+    )
+    assert sorted(writing) == sorted(expected)
+    assert {job.get("runs-on", "ubuntu-latest") for job in writing.values()} == {"ubuntu-latest"}
+
+
+@pytest.mark.parametrize(("code", "noted"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
+def test_a_night_is_noted_if_it_fails_and_not_if_it_cannot_tell(tmp_path: Path, code: int, noted: bool) -> None:
+    """The recipe of `make verdict`, with a harness that gates as told."""
+    harness = tmp_path / "bin" / "harness"
+    harness.parent.mkdir()
+    harness.write_text(f'#!/bin/bash\nwhile [ "$1" != --markdown ]; do shift; done\necho said > "$2"\nexit {code}\n')
+    harness.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "requirements.lock"):
+        (tmp_path / name).touch()
+    command = ["make", "-o", "stamp", "verdict", f"BIN={harness.parent}", "STAMP=stamp", "NAME=amx-0"]
+    (tmp_path / "stamp").touch()
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "alarms" / "amx-0.md").exists() == noted
+
+
+def test_an_upgrade_that_passed_becomes_the_branch_upgrade(tmp_path: Path) -> None:
+    """The script of `make upgrade-tell`, on a clone with a remote of its own."""
+
+    def git(*arguments: str, cwd: Path = tmp_path / "clone") -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *who, *arguments], cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+    git("init", "--quiet", "--bare", "origin", cwd=tmp_path)
+    git("clone", "--quiet", "origin", "clone", cwd=tmp_path)
+    clone = tmp_path / "clone"
+    (clone / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "push-upgrade", clone / ".ci")
+    (clone / ".gitignore").write_text("build/\n")
+    for text in ("a==1\n", "a==2\n"):
+        (clone / "requirements.lock").write_text(text)
+        git("add", ".")
+        git("commit", "--quiet", "-m", f"Upgrade to {text.strip()}")
+    (clone / "build" / "upgrade").mkdir(parents=True)
+    (clone / "build" / "upgrade" / "upgrade.patch").write_text(git("format-patch", "--stdout", "-1", "HEAD"))
+    git("reset", "--quiet", "--hard", "HEAD~1")
+    before = git("rev-parse", "HEAD")
+    result = subprocess.run([clone / ".ci" / "push-upgrade"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert git("show", "upgrade:requirements.lock", cwd=tmp_path / "origin") == "a==2\n"
+    assert git("log", "-1", "--format=%s", "upgrade", cwd=tmp_path / "origin") == "Upgrade to a==2\n"
+    assert git("rev-parse", "upgrade~1", cwd=tmp_path / "origin") == before
+    assert git("rev-parse", "HEAD") == before and git("status", "--porcelain") == ""
 
 
 def test_nights_measure_amx_and_vnni_hosts() -> None:
