@@ -1,5 +1,5 @@
 """Our own INT8 kernels: C++ operators, built on first use (see :mod:`int8.kernels.build`)."""
 
-from int8.kernels.build import build, load
+from int8.kernels.build import load
 
-__all__ = ["build", "load"]
+__all__ = ["load"]

@@ -245,6 +245,18 @@ static inline float add_halves(float sum, const uint8_t* a, const uint8_t* b) {
   return std::fma(float_of(left[1]), float_of(right[1]), sum);
 }
 
+// Products of neighbouring 16-bit numbers, added in 32 bit.
+inline __m512i products_of_pairs(__m512i a, __m512i b) {
+  int16_t x[32], y[32];
+  int32_t sum[16];
+  std::memcpy(x, &a, sizeof x);
+  std::memcpy(y, &b, sizeof y);
+  for (int i = 0; i < 16; ++i) sum[i] = int32_t{x[2 * i]} * y[2 * i] + int32_t{x[2 * i + 1]} * y[2 * i + 1];
+  __m512i result;
+  std::memcpy(&result, sum, sizeof result);
+  return result;
+}
+
 }  // namespace int8_emulation
 
 #undef _tile_loadconfig
@@ -456,5 +468,8 @@ static inline float add_halves(float sum, const uint8_t* a, const uint8_t* b) {
 #define _mm512_cmplt_epi32_mask(a, b) _mm512_cmpgt_epi32_mask((b), (a))
 #undef _mm512_cmpneq_epi32_mask
 #define _mm512_cmpneq_epi32_mask(a, b) static_cast<__mmask16>(~_mm512_cmpeq_epi32_mask((a), (b)))
+
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) int8_emulation::products_of_pairs((a), (b))
 
 #endif  // INT8_EMULATE_ISA
