@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 from torch.export import Dim, ExportedProgram
-from torch.export.pt2_archive._package import load_pt2, package_pt2
+from torch.export.pt2_archive._package import package_pt2
 from torch.fx import GraphModule
 
 import int8
@@ -194,10 +194,13 @@ def load_package(path: str | os.PathLike[str], *, runners: int = 1) -> LoadedPac
     for library in info.libraries:
         _load_library(path, library)
     try:
-        runner = load_pt2(os.fspath(path), num_runners=runners).aoti_runners[_MODEL]
-    except (RuntimeError, KeyError, ValueError, OSError) as error:
+        # What torch's own load_package calls, after it has compiled small programs to learn the CPU's instructions,
+        # which takes a compiler and some seconds. The manifest has told us.
+        aoti: Any = torch._C._aoti
+        loader = aoti.AOTIModelPackageLoader(os.fspath(path), _MODEL, False, runners, -1)
+    except (RuntimeError, OSError) as error:
         raise PackageError(f"{path} cannot be loaded: {_first_line(error)}") from error
-    return LoadedPackage(info, runner.loader)
+    return LoadedPackage(info, loader)
 
 
 class _Output:
@@ -391,10 +394,23 @@ def _operators_called(files: Sequence[Any]) -> set[str]:
 
 
 def _load_library(path: str | os.PathLike[str], library: Library) -> None:
-    """Register a package's operators, from the cache where this build of them is known there."""
+    """Register a package's operators, from the cache where this build of them is known there.
+
+    Raises:
+        PackageError: this process has operators of another build, and torch cannot hold two.
+    """
     from int8.kernels.build import cache_folder
 
-    kept = cache_folder() / "kernels" / library.key / Path(library.file).name
+    name = Path(library.file).name
+    loaded = {Path(one).parent.name for one in torch.ops.loaded_libraries if Path(one).name == name}
+    if library.key in loaded:
+        return
+    if loaded:
+        raise PackageError(
+            f"{path} needs {name} of build {library.key}, and this process has loaded that of {', '.join(loaded)}; "
+            "load it in a process of its own, or build it again with this version of int8"
+        )
+    kept = cache_folder() / "kernels" / library.key / name
     if not kept.exists():
         _extract(path, library, kept)
     cast(Any, torch.ops).load_library(str(kept))

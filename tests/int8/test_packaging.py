@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,7 +18,7 @@ from small_encoders import Encoder, make_batch
 from torch import Tensor, nn
 
 import int8
-from int8 import evidence, package_info
+from int8 import evidence, package_info, packaging
 from int8.errors import FusionError, PackageError, QuantizationError
 
 #: One package a recipe is built for the whole file: building is what takes long.
@@ -62,26 +64,31 @@ def copied(package: Path, tmp_path: Path) -> Path:
     return target
 
 
-def test_a_fresh_process_needs_no_model_code(static: nn.Module, package: Path, tmp_path: Path) -> None:
-    compiled = int8.compile(static, dynamic=False)
-    torch.save({"inputs": BATCH, "expected": compiled(**BATCH)}, tmp_path / "tensors.pt")
+def run_in_a_fresh_process(package: Path, inputs: dict[str, Tensor], folder: Path) -> tuple[object, str]:
+    """The package's output in a process without the model's code, a compiler, or anything in int8's cache; and what
+    that process counts of its linears.
+    """
+    torch.save(inputs, folder / "inputs.pt")
     script = f"""
         import sys
         import torch, int8
-        saved = torch.load({str(tmp_path / "tensors.pt")!r}, weights_only=True)
         package = int8.load_package({str(package)!r})
-        output = package(**saved["inputs"])
+        torch.save(package(**torch.load({str(folder / "inputs.pt")!r}, weights_only=True)), {str(folder / "out.pt")!r})
         assert not {{"transformers", "small_encoders"}} & set(sys.modules), "the model's code was imported"
-        assert output.dtype == saved["expected"].dtype
-        print(float((output - saved["expected"]).abs().max()), package.fused_linears, package.quantized_linears)
+        print(package.fused_linears, "of", package.quantized_linears)
     """
+    environment = {**os.environ, "INT8_CACHE": str(folder / "cache"), "PATH": ""}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    difference, fused, quantized = done.stdout.split()
+    return torch.load(folder / "out.pt", weights_only=True), done.stdout.strip()
+
+
+def test_a_fresh_process_needs_no_model_code(static: nn.Module, package: Path, tmp_path: Path) -> None:
+    output, counts = run_in_a_fresh_process(package, BATCH, tmp_path)
     # The same passes, kernels and levels: what remains is the order in which FP32 sums are taken.
-    assert float(difference) <= 1e-6
-    assert fused == quantized == "4"
+    torch.testing.assert_close(output, int8.compile(static, dynamic=False)(**BATCH), atol=1e-6, rtol=0)
+    assert counts == "4 of 4"
 
 
 def test_it_says_what_it_is(package: Path, static: nn.Module) -> None:
@@ -128,6 +135,20 @@ def test_any_batch_and_length_in_one_package(tmp_path: Path) -> None:
         torch.testing.assert_close(found["states"], expected["states"], atol=1e-5, rtol=1e-5)
     with pytest.raises(PackageError, match=r"takes \(batch, sequence\)"):
         loaded(input_ids=make_batch(2, 9)["input_ids"], attention_mask=make_batch(1, 9)["attention_mask"])
+    inputs = make_batch(3, 6)
+    output, counts = run_in_a_fresh_process(tmp_path / "dynamic.pt2", inputs, tmp_path)
+    torch.testing.assert_close(output["logits"], loaded(**inputs)["logits"], atol=1e-6, rtol=0)
+    assert counts == "4 of 4"
+
+
+def test_operators_of_another_build_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "loaded_libraries", {"/somewhere/kernels/0123/int8_ops.so"})
+    library = package_info.Library("int8_ops.so", "4567", "0" * 64)
+    with pytest.raises(
+        PackageError, match=r"needs int8_ops\.so of build 4567, and this process has loaded that of 0123"
+    ):
+        packaging._load_library(copied, library)
+    packaging._load_library(copied, dataclasses.replace(library, key="0123"))
 
 
 def test_floating_point_models_are_packaged_as_well(model: nn.Module, tmp_path: Path) -> None:
