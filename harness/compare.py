@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from harness import assets, comparison, fingerprint, matrix, revisions, runner, team
+from harness import assets, comparison, disturbance, fingerprint, host_lock, matrix, revisions, runner, team
 from harness.comparison import Comparison, Failure, Pairs, Side
 from harness.errors import UsageError
 from harness.matrix import Budget, Overrides, Scenario
 from harness.processes import Timeouts, WorkerError, WorkerHandle, worker_cpus
-from harness.records import Cell, Evidence
+from harness.records import Cell, Disturbance, Evidence
 from harness.revisions import Revision
 from harness.sources import Sources
 from harness.stats import Array
@@ -33,6 +33,8 @@ from harness.team import Team
 BUDGET = Budget(rounds=6, slice_s=0.7, min_iterations=4, max_iterations=2000, warmup_s=8.0)
 #: Examples whose predictions are compared.
 EXAMPLES = 400
+#: Disturbed pairs, each of which is measured again, after which the comparison gives up.
+DISTURBED_PAIRS = 5
 #: Seconds that making one process ready is taken to last, for the progress bar.
 _READY_S = 30.0
 
@@ -79,10 +81,12 @@ class RevisionFailedError(WorkerError):
 
 @dataclass(frozen=True)
 class Sample:
-    """What one pair gave: slice times by scenario for A and B, and what was kept of judged examples, if any were."""
+    """What one pair gave: slice times by scenario for A and B, what was kept of judged examples, if any were, and what
+    else happened on the host meanwhile."""
 
     times: Mapping[str, tuple[Array, Array]]
     kept: tuple[Kept, Kept] | None = None
+    disturbance: Disturbance | None = None
 
 
 def plan(options: Options) -> list[list[Cell]]:
@@ -117,12 +121,14 @@ def compare(a: Revision, b: Revision, options: Options, tell: OnProgress = lambd
 
     Raises:
         UsageError: as :func:`plan`.
+        StoreError: something else is being measured on this host.
     """
     groups = plan(options)
     session = _Session(a, b, options, groups, tell)
-    while open_groups := session.open_groups():
-        for cells in open_groups:
-            session.measure(cells)
+    with host_lock.exclusive():
+        while open_groups := session.open_groups():
+            for cells in open_groups:
+                session.measure(cells)
     host = fingerprint.collect()
     return Comparison(
         Side(a.name, a.commit),
@@ -131,6 +137,7 @@ def compare(a: Revision, b: Revision, options: Options, tell: OnProgress = lambd
         tuple(session.accuracy()),
         tuple(session.failures),
         comparison.group(session.pairs, _model_and_recipe),
+        session.invalid_reason(),
         host=str(host["cpu_model"]),
         fingerprint=fingerprint.comparable_id(host),
         notes=tuple(_notes(a, b)),
@@ -161,11 +168,14 @@ class _Session:
         self.failures: list[Failure] = []
         self._a, self._b, self._options, self._groups = a, b, options, groups
         self._kept: dict[str, tuple[Kept, Kept]] = {}
+        self._disturbed: list[str] = []
         self._tell = tell
         self._done_s = 0.0
 
     def open_groups(self) -> list[list[Cell]]:
         """Groups that need another pair: none of their cells failed, and one is not decided yet."""
+        if self.invalid_reason() is not None:
+            return []
         undecided = {one.cell_key for one in self.verdicts() if one.outcome == "inconclusive"}
         failed = {one.cell_key for one in self.failures}
         return [
@@ -187,12 +197,23 @@ class _Session:
         except RevisionFailedError as error:
             self.failures += [Failure(cell.key, error.revision, str(error)) for cell in cells]
             return
+        disturbed = disturbance.reason(found.disturbance)
+        if disturbed is not None:
+            self._disturbed.append(disturbed)
+            self._tell(f"{label}: pair {number + 1} is measured again: {disturbed}", self._done_s, self._total_s())
+            return
         for cell in cells:
             self.pairs[cell.key] = self.pairs[cell.key].and_one(*found.times[cell.scenario])
         if found.kept is not None:
             self._kept[cells[0].key] = found.kept
         self._done_s += self._pair_s(cells)
         self._tell(f"{label}: pair {number + 1} done", self._done_s, self._total_s())
+
+    def invalid_reason(self) -> str | None:
+        """Why nothing can be concluded: too many pairs were disturbed and had to be left out."""
+        if len(self._disturbed) < DISTURBED_PAIRS:
+            return None
+        return f"{len(self._disturbed)} pairs were left out; of the last one, {self._disturbed[-1]}"
 
     def verdicts(self) -> list[comparison.SpeedVerdict]:
         """What the pairs say so far of cells that ran."""
@@ -246,12 +267,13 @@ def measure_pair(
             if judge:
                 kept = tuple(_judged(pair[s], handles[s], cells[0], options, Path(scratch)) for s in (0, 1))
             times: dict[str, tuple[Array, Array]] = {}
+            windows: list[Disturbance] = []
             for cell in cells:
-                times |= _turns(pair, handles, cell, options.budget, order, slowdowns)
+                times |= _turns(pair, handles, cell, options.budget, order, slowdowns, windows)
             for side in order:
                 with _named(pair[side]):
                     handles[side].end()
-            return Sample(times, None if kept is None else (kept[0], kept[1]))
+            return Sample(times, None if kept is None else (kept[0], kept[1]), disturbance.total(windows))
         finally:
             for handle in handles.values():
                 handle.kill()
@@ -309,14 +331,21 @@ def _turns(
     budget: Budget,
     order: tuple[int, int],
     slowdowns: Sequence[float],
+    windows: list[Disturbance],
 ) -> dict[str, tuple[Array, Array]]:
-    """Slices of both in turns: A B, B A, A B .. For each slowdown of B its own slices, beside the same ones of A."""
+    """Slices of both in turns: A B, B A, A B .. For each slowdown of B its own slices, beside the same ones of A.
+
+    What else happened on the host is added to ``windows``.
+    """
+    cpus = worker_cpus()
+    pids = [pid for handle in handles.values() for pid in handle.pids]
     for side in order:
         with _named(pair[side]):
             handles[side].request("warm_up", scenario=cell.scenario, cap_s=budget.warmup_s)
     plain: list[float] = []
     slowed: list[list[float]] = [[] for _ in slowdowns]
     for turn in range(budget.rounds):
+        before = disturbance.read(cpus, pids)
         for side in order if turn % 2 == 0 else order[::-1]:
             with _named(pair[side]):
                 if side == 0:
@@ -324,6 +353,7 @@ def _turns(
                 else:
                     for times, slowdown in zip(slowed, slowdowns, strict=True):
                         times.append(slice_time_s(handles[side].time(cell.scenario, budget, slowdown)))
+        windows.append(disturbance.between(before, disturbance.read(cpus, pids), len(cpus)))
     names = [cell.scenario, *(f"{cell.scenario}#{n}" for n in range(1, len(slowdowns)))]
     return {name: (np.array(plain), np.array(times)) for name, times in zip(names, slowed, strict=True)}
 

@@ -16,6 +16,7 @@ The result is kept as ``<results>/analyses/selftest-<host id>.json``, one object
                        splits; null: none up to 50 %), sees_margin
     faults             list of: name, how (live, recorded), caught, by, detail
     notes              sentences for the reader
+    invalid_reason     why the host was disturbed meanwhile; null if it was not
     passed             true if every fault was caught and no series alarms more often than its nominal rate
 """
 
@@ -38,12 +39,25 @@ from rich.table import Table
 from rich.text import Text
 from scipy import stats as distributions
 
-from harness import analyses, compare, comparison, faults, fingerprint, gating, matrix, runner, stats, verdicts
+from harness import (
+    analyses,
+    compare,
+    comparison,
+    disturbance,
+    faults,
+    fingerprint,
+    gating,
+    host_lock,
+    matrix,
+    runner,
+    stats,
+    verdicts,
+)
 from harness.comparison import Pairs
 from harness.errors import UsageError
 from harness.matrix import Budget, Overrides
 from harness.processes import Home
-from harness.records import Record, Round, RunHeader, Store, Timing
+from harness.records import Disturbance, Record, Round, RunHeader, Store, Timing
 from harness.revisions import Revision
 from harness.stats import Array
 from int8 import isa as isas
@@ -142,6 +156,12 @@ class Report:
     series: tuple[Series, ...]
     faults: tuple[Fault, ...]
     notes: tuple[str, ...] = ()
+    invalid_reason: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 3 the host was disturbed, 1 neither."""
+        return 0 if self.passed else 3 if self.invalid_reason else 1
 
     @property
     def passed(self) -> bool:
@@ -266,7 +286,8 @@ def run(options: Options, tell: compare.OnProgress = lambda *_: None) -> Report:
     """
     begin, started = time.monotonic(), time.time()
     progress = _Progress(options, tell)
-    measured = measure(options, progress)
+    with host_lock.exclusive():
+        measured, disturbed = measure(options, progress)
     host = fingerprint.collect()
     with tempfile.TemporaryDirectory(prefix="harness-selftest-") as scratch:
         clean = _run(options, None, Path(scratch) / "clean", progress)
@@ -288,6 +309,7 @@ def run(options: Options, tell: compare.OnProgress = lambda *_: None) -> Report:
         series,
         tuple(injected),
         tuple(_notes(options, series)),
+        disturbed,
     )
 
 
@@ -318,8 +340,8 @@ class _Progress:
         self._tell(message, self._done_s, self._total_s)
 
 
-def measure(options: Options, progress: _Progress) -> Measured:
-    """Pairs of processes of this tree, each with plain and slowed slices.
+def measure(options: Options, progress: _Progress) -> tuple[Measured, str | None]:
+    """Pairs of processes of this tree, each with plain and slowed slices; and whether the host was disturbed.
 
     Raises:
         WorkerError: a process could not run what its label says.
@@ -328,14 +350,17 @@ def measure(options: Options, progress: _Progress) -> Measured:
     cell = matrix.parse_cell(options.cell)
     settings = compare.Options(Overrides(), budget=options.budget)
     plain, slowed = Pairs(), {slowdown: Pairs() for slowdown in SLOWDOWNS}
+    windows: list[Disturbance] = []
     for number in range(options.pairs):
         progress.step(f"pair {number + 1} of {options.pairs}")
-        found = compare.measure_pair((here, here), [cell], settings, number, slowdowns=(0.0, *SLOWDOWNS)).times
+        sample = compare.measure_pair((here, here), [cell], settings, number, slowdowns=(0.0, *SLOWDOWNS))
+        found = sample.times
+        windows += [sample.disturbance] if sample.disturbance else []
         plain = plain.and_one(*found[cell.scenario])
         for index, slowdown in enumerate(SLOWDOWNS, start=1):
             slowed[slowdown] = slowed[slowdown].and_one(*found[f"{cell.scenario}#{index}"])
         progress.step(f"pair {number + 1} done", progress.pair_s)
-    return Measured(plain, slowed)
+    return Measured(plain, slowed), disturbance.reason(disturbance.without_frequency(disturbance.total(windows)))
 
 
 def _run(options: Options, fault: str | None, folder: Path, progress: _Progress, isa: str | None = None) -> Store:
@@ -544,4 +569,6 @@ def closing_lines(report: Report) -> list[str]:
     noisy = [one.name for one in report.series if not one.passed]
     why = [*(f"not caught: {name}" for name in missed), *(f"too many false alarms: {name}" for name in noisy)]
     result = "passed" if report.passed else f"failed: {'; '.join(why)}"
-    return [*(f"note: {note}" for note in report.notes), f"selftest: {result}, {report.seconds / 60:.1f} minutes"]
+    disturbed = [f"note: the host was disturbed: {report.invalid_reason}"] if report.invalid_reason else []
+    notes = [*(f"note: {note}" for note in report.notes), *disturbed]
+    return [*notes, f"selftest: {result}, {report.seconds / 60:.1f} minutes"]
