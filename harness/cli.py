@@ -355,7 +355,8 @@ def selftest(
 
     Kept below the results, for the site and as noise floors of `harness compare`.
 
-    Exits 0 if every fault was caught and false alarms are at most as frequent as they may be, 1 if not.
+    Exits 0 if every fault was caught and false alarms are at most as frequent as they may be; else 3 if the host was
+    disturbed meanwhile, and 1 if it was not.
     """
     from harness import doctor, progress, selftest
 
@@ -366,7 +367,7 @@ def selftest(
     for part in selftest.tables(report):
         _print(part)
     _print("\n".join(selftest.closing_lines(report)))
-    return 0 if report.passed else 1
+    return report.exit_code
 
 
 @app.command(epilog="Example: harness outliers minilm --limit 512 --json outliers.json")
