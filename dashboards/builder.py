@@ -193,7 +193,6 @@ def _write_site(
     store: Store, draft: Path, *, now: float, repository: str | None, root: Path | None, beside: dict[str, bool]
 ) -> None:
     listing = store.listing()
-    judgements = {host: judging.judge(store, header.run_id) for host, header in newest_of(listing.headers).items()}
     pages = Pages(
         draft,
         {
@@ -207,21 +206,55 @@ def _write_site(
     pages.write_text(MARKER, "Made by `harness report`; the next one replaces this folder.\n")
     pages.write_text(".nojekyll", "")
     history = History(problems=list(listing.problems))
+    judgements = _write_runs(pages, store, listing.headers, history)
     earlier = _to_compare(store, listing.headers, judgements)
-    keep = {run_id for pairs in earlier.values() for _, run_id in pairs}
-    keep |= {judgement.header.run_id for judgement in judgements.values()}
-    kept: dict[str, Digest] = {}
-    printer = _Printer(store, pages, listing.headers, judgements)
-    for found in _each(printer, len(listing.headers), len(listing.headers) >= WORTH_WORKERS):
-        if isinstance(found, str):
-            history.problems.append(found)
-            continue
-        if found.header.run_id in keep:
-            kept[found.header.run_id] = found
-        history.add(found)
+    kept = _compared(store, earlier, judgements)
     _write_overview(pages, store, history, judgements, _comparisons(earlier, judgements, kept), now)
     _write_series(pages, history, store.accepted(), _known(store, root))
     _write_others(pages, store, history, judgements, now)
+
+
+def _write_runs(pages: Pages, store: Store, headers: tuple[RunHeader, ...], history: History) -> dict[str, Judgement]:
+    """Write the page of each run, and take each into ``history``; returns the gate's word on each host's newest run.
+
+    The gate reads years of history from the store's index. Every run is loaded here anyway, so it is indexed on the
+    way, and the newest ones, whose pages show the gate's word, come last.
+    """
+    newest = {header.run_id for header in newest_of(headers).values()}
+    last = [place for place, header in enumerate(headers) if header.run_id in newest]
+    rest = [place for place, header in enumerate(headers) if header.run_id not in newest]
+    held: dict[int, Digest | str] = {}
+    printer = _Printer(store, pages, headers, {})
+    for place, found in zip(rest, _each(printer, rest, len(rest) >= WORTH_WORKERS), strict=True):
+        if place < last[0]:
+            _take(history, found)
+        else:  # of another host than the run that it follows: it waits for its turn
+            held[place] = found
+    judgements = {header.fingerprint: judging.judge(store, header.run_id) for header in newest_of(headers).values()}
+    printer = _Printer(store, pages, headers, judgements)
+    held.update({place: printer(place) for place in last})
+    for place in sorted(held):
+        _take(history, held[place])
+    return judgements
+
+
+def _take(history: History, found: Digest | str) -> None:
+    if isinstance(found, str):
+        history.problems.append(found)
+    else:
+        history.add(found)
+
+
+def _compared(
+    store: Store, earlier: dict[str, tuple[tuple[str, str], ...]], judgements: dict[str, Judgement]
+) -> dict[str, Digest]:
+    """The runs that the overview compares, by id, as far as they can be read."""
+    judged = {judgement.header.run_id: judgement for judgement in judgements.values()}
+    found = {}
+    for run_id in dict.fromkeys([*judged, *(run_id for pairs in earlier.values() for _, run_id in pairs)]):
+        with contextlib.suppress(HarnessError):
+            found[run_id] = digest(store.load(run_id), judging.trusting(judged.get(run_id)))
+    return found
 
 
 def _to_compare(
@@ -249,8 +282,12 @@ class _Printer:
         judgement = self.judgements.get(self.headers[place].fingerprint)
         if judgement is not None and judgement.header.run_id != self.headers[place].run_id:
             judgement = None
+        run_id = self.headers[place].run_id
         try:
-            found = digest(self.store.load(self.headers[place].run_id), judging.trusting(judgement))
+            source = index.stamp(self.store, run_id)
+            run = self.store.load(run_id)
+            index.keep(self.store, run, source)
+            found = digest(run, judging.trusting(judgement))
         except HarnessError as error:  # a file that vanished or broke since it was listed
             return str(error)
         header = found.header
@@ -285,17 +322,17 @@ def _write_one(place: int) -> Any:
     return _writer(place)
 
 
-def _each(writer: Callable[[int], Any], count: int, worth: bool) -> Iterator[Any]:
-    """``writer`` of each number below ``count``, in order; by all CPUs that this process may use where it is worth."""
+def _each(writer: Callable[[int], Any], places: Sequence[int], worth: bool) -> Iterator[Any]:
+    """``writer`` of each of ``places``, in order; by all CPUs that this process may use where it is worth it."""
     global _writer
     workers = min(fingerprint.usable_threads(), MOST_WORKERS)
     if workers < 2 or not worth:
-        yield from map(writer, range(count))
+        yield from map(writer, places)
         return
     _writer = writer
     try:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-            yield from pool.map(_write_one, range(count), chunksize=4)
+            yield from pool.map(_write_one, places, chunksize=4)
     finally:
         _writer = None
 
@@ -370,7 +407,7 @@ def _write_series(
     pages.write("runs/compare.html", "compare.html", title="Compare two environments")
     every = list(history.series.values())
     writer = _SeriesWriter(pages, history.headers, files, frozenset(accepted), known, every)
-    for _ in _each(writer, len(every), len(every) * len(files) >= WORTH_WORKERS * 200):
+    for _ in _each(writer, range(len(every)), len(every) * len(files) >= WORTH_WORKERS * 200):
         pass
     pages.write("series/index.html", "series_index.html", title="Series", lines=histories.index_lines(every))
 
@@ -390,9 +427,10 @@ class _SeriesWriter:
         one = self.every[place]
         name = slug(one.key)
         found = marks.marks(one, self.headers, self.accepted, self.known.get(one.key, ()))
-        data = histories.script_data(one, marks.script_marks(found))
+        table = histories.rounded(one)
+        data = histories.script_data(one, table, marks.script_marks(found))
         self.pages.write_script(f"data/series/{name}.js", "series", data)
-        self.pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, self.headers))
+        self.pages.write_text(f"data/series/{name}.csv", histories.series_csv(one, table, self.headers))
         self.pages.write(
             f"series/{name}.html",
             "series.html",

@@ -7,6 +7,7 @@ data for scripts is JSON in which no letter can end the script or the line; file
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -57,7 +58,7 @@ def environment() -> jinja2.Environment:
         "flat",
     ):
         made.filters[name] = getattr(wording, name)
-    made.filters["slug"] = slug
+    made.filters["slug"] = functools.lru_cache(4096)(slug)
     made.globals["MISSING"] = wording.MISSING
     return made
 

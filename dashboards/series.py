@@ -146,20 +146,28 @@ def _rounded(number: float) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def script_data(series: Series, marks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """What ``static/series.js`` draws. Columns that hold nothing are left out."""
-    columns = {
+#: Columns as files hold them: rounded, None where not measured. A column that holds nothing is left out.
+Table = dict[str, list[float | int | None]]
+
+
+def rounded(series: Series) -> Table:
+    """The columns of a series as its script and its CSV file hold them."""
+    return {
         name: [_rounded(number) for number in column]
         for name, column in series.columns.items()
         if not all(map(math.isnan, column))
     }
+
+
+def script_data(series: Series, table: Table, marks: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What ``static/series.js`` draws."""
     return {
         "key": series.key,
         "runs": series.runs,
         "status": "".join(series.status),
         "verdict": "".join(series.verdict),
         "reasons": {str(index): reason[:300] for index, reason in series.reasons.items()},
-        "columns": columns,
+        "columns": table,
         "marks": list(marks),
     }
 
@@ -198,10 +206,12 @@ def csv_text(header: Sequence[str], rows: Iterator[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def series_csv(series: Series, headers: Sequence[RunHeader]) -> str:
+def series_csv(series: Series, table: Table, headers: Sequence[RunHeader]) -> str:
     """The series' data: one line a run."""
     words = {code: status for status, code in STATUS_CODES.items()}
     outcomes = {"p": PASS, "x": FAIL, "u": "unjudged"}
+    nothing: list[float | int | None] = [None] * len(series.runs)
+    columns = [table.get(name, nothing) for name in COLUMNS]
 
     def rows() -> Iterator[Sequence[Any]]:
         for index, run in enumerate(series.runs):
@@ -213,7 +223,7 @@ def series_csv(series: Series, headers: Sequence[RunHeader]) -> str:
                 header.fingerprint,
                 words[series.status[index]],
                 outcomes[series.verdict[index]],
-                *(_rounded(series.columns[name][index]) for name in COLUMNS),
+                *(column[index] for column in columns),
             )
 
     return csv_text(("run_id", "started_at", "commit", "fingerprint", "status", "accuracy_verdict", *COLUMNS), rows())

@@ -189,6 +189,31 @@ def read(store: Store, tell: Callable[[str], None] = lambda line: None) -> Histo
     return History(tuple(entries), tuple(problems))
 
 
+def stamp(store: Store, run_id: str) -> list[int] | None:
+    """What :func:`keep` wants to know of a run's file before it is read; None if it is indexed already, or is gone."""
+    path = store.root / "runs" / f"{run_id}.jsonl"
+    if (_folder(store) / f"{run_id}.json").is_file():
+        return None
+    try:
+        return _stamp(path)
+    except OSError:
+        return None
+
+
+def keep(store: Store, run: Run, source: Sequence[int] | None) -> None:
+    """Index a run that was loaded for another purpose, so that :func:`read` need not load it again.
+
+    ``source`` is what :func:`stamp` gave before it was loaded. Does nothing where that is None, or where the disk
+    refuses.
+    """
+    folder = _folder(store)
+    if source is None or not _prepare(folder):
+        return
+    data = {"source": list(source), **_digest(run)}
+    with contextlib.suppress(OSError):
+        _write(folder / f"{run.header.run_id}.json", json.dumps(data, separators=(",", ":")))
+
+
 #: Cells that were met before with their keys, by their fields, so that each exists once.
 _Known = dict[tuple[Any, ...], tuple[Cell, str]]
 

@@ -37,11 +37,11 @@ def test_points_keep_their_numbers_and_gaps_their_reasons() -> None:
     assert made.at("delta", 2) == -0.2
     assert made.reasons[1] == "it died"
     assert "is needed" in made.withheld()
-    data = series.script_data(made)
+    data = series.script_data(made, series.rounded(made))
     assert (data["status"], data["verdict"]) == ("ofo", "pux")
     assert data["columns"]["throughput"][1:] == [None, None]
     assert "compile_s" not in data["columns"]
-    rows = list(csv.DictReader(io.StringIO(series.series_csv(made, headers))))
+    rows = list(csv.DictReader(io.StringIO(series.series_csv(made, series.rounded(made), headers))))
     assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
     assert [row["throughput"] for row in rows] == ["800", "", ""]
     assert [row["accuracy_verdict"] for row in rows] == ["pass", "unjudged", "fail"]
