@@ -19,6 +19,7 @@ MODELS = [name for name, row in assets.catalog("models").items() if not row.get(
 TASKS = [name for name in assets.catalog("tasks") if not name.startswith("tiny-")]
 NAMES = [*recipe.names(), *engines.names(), *isa.NAMES, *matrix.load_profiles(), *MODELS, *TASKS]
 VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+VERBS += [str(group.name) for group in app.registered_groups]
 
 
 @pytest.mark.parametrize("name", NAMES)
