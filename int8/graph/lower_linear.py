@@ -20,6 +20,7 @@ On AMX activations are signed. Elsewhere oneDNN has fast kernels only for unsign
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -42,13 +43,16 @@ class FusionReport:
     """What one compilation did with the quantized linears of its graphs.
 
     ``calls`` counts the quantized linears that the graphs call (a layer may be called often), ``fused_calls`` those
-    that became a fused kernel, and ``fused_weights`` names the distinct weights of these.
+    that became a fused kernel, and ``fused_weights`` names the distinct weights of these. ``attention_calls`` counts
+    the attentions that run in our kernel.
     """
 
     graphs: int = 0
     calls: int = 0
     fused_calls: int = 0
     fused_weights: set[str] = field(default_factory=set)
+    parts: Counter[str] = field(default_factory=Counter)
+    attention_calls: int = 0
 
     @property
     def complete(self) -> bool:
@@ -79,12 +83,20 @@ def count_linears(graph: Graph) -> None:
     report.calls += len(nodes)
 
 
-def note_fused(linear: AnyLinear) -> None:
-    """Note in the active report that one call of a quantized linear became a fused kernel."""
+def note_fused(linear: AnyLinear, *parts: str) -> None:
+    """Note in the active report that one call of a quantized linear became a fused kernel, and what was fused in."""
     report = _report.get()
     if report is not None:
         report.fused_calls += 1
         report.fused_weights.add(f"{report.graphs}:{linear.qweight.name}")
+        report.parts.update(parts)
+
+
+def note_attention(count: int) -> None:
+    """Note in the active report that ``count`` attentions run in our kernel."""
+    report = _report.get()
+    if report is not None:
+        report.attention_calls += count
 
 
 @dataclass(frozen=True)

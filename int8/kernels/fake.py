@@ -17,6 +17,7 @@ def register() -> None:
     torch.library.register_fake("int8::gemm", _gemm)
     torch.library.register_fake("int8::pack", _pack)
     torch.library.register_fake("int8::unpack", _unpack)
+    torch.library.register_fake("int8::attention", _attention)
 
 
 def _gemm(levels: Tensor, packed: list[Tensor], n: list[int], *arguments: Any) -> Tensor:
@@ -30,3 +31,8 @@ def _pack(qweight: Tensor, layout: str) -> Tensor:
 
 def _unpack(packed: Tensor, n: int, k: int, layout: str) -> Tensor:
     return packed.new_empty((n, k))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, kernel: str) -> Tensor:
+    batch, heads, queries, dim = query.shape
+    return query.new_empty((batch, queries, heads, dim)).transpose(1, 2)
