@@ -9,7 +9,7 @@ import torch
 from small_encoders import Encoder, make_batch
 
 import int8
-from int8 import auto, recipe, sensitivity
+from int8 import auto, quantization, recipe, sensitivity
 from int8.errors import CalibrationError, QuantizationError, RecipeError
 from int8.tensor import Int8Weight
 
@@ -78,7 +78,7 @@ def test_one_batch_cannot_be_split(encoder: Encoder) -> None:
     with pytest.raises(CalibrationError, match="at least 2 batches"):
         int8.quantize(encoder, "auto", BATCHES[:1])
     with pytest.raises(CalibrationError, match="pass the batches"):
-        int8.quantize(encoder, "auto", int8.quantization.statistics(encoder, BATCHES))
+        int8.quantize(encoder, "auto", quantization.statistics(encoder, BATCHES))
     choosing, kept_back = auto.split(BATCHES)
     assert (len(choosing), len(kept_back)) == (4, 2)
     assert not any(one is other for one in choosing for other in kept_back)

@@ -16,6 +16,7 @@ from torchao.quantization import (
 )
 
 import int8
+from int8 import quantization
 from int8.errors import CalibrationError, QuantizationError
 from int8.recipe import Recipe
 from int8.tensor import Int8Weight
@@ -200,3 +201,26 @@ def test_progress_is_reported(encoder: Encoder, calibration: Batches) -> None:
     done: list[int] = []
     int8.quantize(encoder, "sq-static", calibration, progress=done.append)
     assert done == [1, 2]
+
+
+@pytest.mark.parametrize("recipe", [*QUANTIZED, "llm-int8-offline"])
+def test_statistics_gathered_once_serve_every_recipe(encoder: Encoder, calibration: Batches, recipe: str) -> None:
+    seen = quantization.statistics(encoder, calibration)
+    shared, fresh = int8.quantize(encoder, recipe, seen), int8.quantize(encoder, recipe, calibration)
+    assert torch.equal(shared(**calibration[0]), fresh(**calibration[0]))
+
+
+def test_statistics_of_another_model_are_refused(encoder: Encoder, calibration: Batches) -> None:
+    seen = quantization.statistics(Encoder(layers=1).eval(), calibration)
+    with pytest.raises(CalibrationError, match=r"layers\.1\.up"):
+        int8.quantize(encoder, "sq-static", seen)
+
+
+def test_static_scales_reach_the_largest_value_of_a_heavy_tail(encoder: Encoder, calibration: Batches) -> None:
+    """Clipping at a percentile keeps most tokens finer and ruins an encoder whose few large channels matter."""
+    with torch.no_grad():
+        encoder.layers[0].norm.weight[:6] *= 60.0
+    quantized = int8.quantize(encoder, "static", calibration)
+    seen = quantization.statistics(encoder, calibration)
+    scale = dict(quantized.named_modules())["layers.1.up"].weight.act_quant_scale
+    assert float(scale * 127) == pytest.approx(float(seen.stats["layers.1.up"].absmax.amax()), rel=1e-5)
