@@ -3,7 +3,7 @@
 A worker whose environment has ``INT8_TEST_FAULT`` installs the fault of that name and says so in its evidence (``fault
 injected: scale``), so that such a record can never pass for a real one:
 
-    scale     the weight scale of the largest quantized linear is doubled: outputs are wrong, nothing crashes
+    scale     the weight scale of the last quantized linear is 100 times too large: outputs are wrong, nothing crashes
     unfused   the first quantized linear stays outside the compiled graph: right, and slow
     mask      the worker drops the ISA's mask that it was started under
 
@@ -44,7 +44,7 @@ def before_torch() -> None:
 
 def after_torch() -> None:
     """Install the fault, if it is one of the library's."""
-    change = {"scale": _double_a_scale, "unfused": _leave_one_out}.get(named() or "")
+    change = {"scale": _spoil_a_scale, "unfused": _leave_one_out}.get(named() or "")
     if change is not None:
         _after_quantize(change)
 
@@ -83,11 +83,11 @@ def _after_quantize(change: Callable[[Any], None]) -> None:
     int8.quantize = faulty
 
 
-def _double_a_scale(module: Any) -> None:
+def _spoil_a_scale(module: Any) -> None:
     from int8.quantization import quantized_modules
 
-    linear = max(quantized_modules(module).values(), key=lambda found: found.weight.numel())
-    linear.weight.scale.mul_(2.0)  # type: ignore[attr-defined]
+    *_, linear = quantized_modules(module).values()
+    linear.weight.scale.mul_(100.0)  # type: ignore[attr-defined]
 
 
 def _leave_one_out(module: Any) -> None:

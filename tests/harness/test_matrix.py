@@ -12,6 +12,7 @@ from harness import matrix
 from harness.errors import UsageError
 from harness.matrix import Budget, Catalog, Overrides, Profile, Scenario
 from harness.records import Cell
+from int8 import recipe as recipes
 
 XEON = ("amx", "vnni", "avx512", "avx2")
 CATALOG = Catalog(("minilm", "bert-large"), ("reviews",), unjudged=frozenset({("bert-large", "reviews")}))
@@ -201,6 +202,16 @@ def test_the_schemes_of_llm_int8_are_ours_alone() -> None:
     assert measured == {("int8", scheme) for scheme in schemes}
 
 
+def test_profile_accuracy_has_every_recipe_and_family() -> None:
+    profile = matrix.get_profile("accuracy")
+    assert set(profile.recipes["int8"]) == set(recipes.names()) - {"auto"}
+    families = ("minilm", "minilm-distilbert", "minilm-xlmr")
+    assert set(profile.models) == {*families, *(f"{name}-outliers" for name in families)}
+    assert (profile.isas, profile.task, profile.limit, profile.prepare_at_once) == (("amx", "vnni"), "reviews", 4000, 2)
+    with pytest.raises(UsageError, match="prepare_at_once"):
+        dataclasses.replace(profile, prepare_at_once=0)
+
+
 def test_packages_of_our_engine_stand_beside_what_is_compiled() -> None:
     plan = matrix.plan(make(), Overrides(engines=("int8", "torchao"), deploys=("aoti", "jit")), XEON, CATALOG)
     measured = [p.cell for p in plan.cells if p.skip_reason is None]
@@ -294,3 +305,10 @@ def test_planning_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_bf16_and_fp32_stand_beside_int8_wherever_speed_is_the_question() -> None:
+    for name, profile in matrix.load_profiles().items():
+        ours = profile.recipes.get("int8", ())
+        if name != "smoke" and set(ours) & set(profile.gated):
+            assert {"fp32", "bf16"} <= set(ours), name
