@@ -8,7 +8,7 @@ run time: factor and shift are part of the quantization, the shift's effect on t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,7 +141,27 @@ def search(
         for alpha in ALPHAS
         for affine in kinds
     )
-    return min(tried, key=_error)
+    return best(tried)
+
+
+#: Errors this close are a tie. The last bits of a sum depend on where in memory its operands lie, so without it two
+#: processes of one commit could settle a tie differently and quantize one model in two ways.
+TIE = 1e-3
+
+
+def best(candidates: Iterable[ActivationPlan]) -> ActivationPlan:
+    """The candidate with the smallest error; of those that tie with one before them, the one before.
+
+    Raises:
+        ValueError: there is none.
+    """
+    chosen: ActivationPlan | None = None
+    for candidate in candidates:
+        if chosen is None or _error(candidate) < (1.0 - TIE) * _error(chosen):
+            chosen = candidate
+    if chosen is None:
+        raise ValueError("there is no plan to choose from")
+    return chosen
 
 
 def _error(candidate: ActivationPlan) -> float:

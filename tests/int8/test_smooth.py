@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from int8.calibrate import ChannelStats
-from int8.smooth import ALPHAS, FACTOR_BOUND, column_absmax, dequantized, plan, search, smoothing_factor
+from int8.smooth import (
+    ALPHAS,
+    FACTOR_BOUND,
+    ActivationPlan,
+    best,
+    column_absmax,
+    dequantized,
+    plan,
+    search,
+    smoothing_factor,
+)
 from int8.tensor import quantize_weight
 
 
@@ -100,3 +110,14 @@ def test_search_is_no_worse_than_any_fixed_strength() -> None:
     for alpha in ALPHAS:
         fixed = plan(stats_of(x), [weight], static=True, alpha=alpha, affine=False)
         assert best <= lost(fixed) * 1.001
+
+
+def test_rounding_settles_no_tie() -> None:
+    """Two processes of one commit see errors that differ in their last bits and must choose alike."""
+    for last_bits in (1 - 1e-6, 1 + 1e-6):
+        tied = [ActivationPlan(alpha=0.5, error=2.0), ActivationPlan(alpha=0.7, error=1.0)]
+        tied.append(ActivationPlan(alpha=0.8, error=1.0 * last_bits))
+        assert best(tied).alpha == 0.7
+    assert best([ActivationPlan(alpha=0.5, error=1.0), ActivationPlan(alpha=0.6, error=0.99)]).alpha == 0.6
+    with pytest.raises(ValueError, match="no plan"):
+        best([])
