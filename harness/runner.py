@@ -498,10 +498,14 @@ class _Group:
                 if member.handle is not None:
                     self._guard(member, scenario, lambda m=member, r=measured: self._profile(m, scenario, r))  # type: ignore[misc]
         for member, measured in able:
-            cell = _cell(member, scenario)
-            if cell is not None and member.handle is not None and self._session.options.on_kernels is not None:
-                shape = member.handle.request("shape")["shape"]
-                self._session.options.on_kernels(cell, shape, tuple(measured.kernels))
+            if member.handle is not None and self._session.options.on_kernels is not None:
+                self._guard(member, scenario, lambda m=member, r=measured: self._tell_kernels(m, scenario, r))  # type: ignore[misc]
+
+    def _tell_kernels(self, member: _Member, scenario: str, measured: _Measured) -> None:
+        cell, tell = _cell(member, scenario), self._session.options.on_kernels
+        assert member.handle is not None and tell is not None
+        if cell is not None:
+            tell(cell, member.handle.request("shape")["shape"], tuple(measured.kernels))
 
     def _splittable(self, spec: WorkerSpec, scenario: str) -> bool:
         """Whether torch's profiler can see what a worker runs, and looking is worth its time."""
