@@ -88,7 +88,7 @@ class Options:
 
     cell: str
     task: str
-    pairs: int = 9
+    pairs: int = 8
     budget: Budget = BUDGET
     examples: int = _EXAMPLES
     splits: int = SPLITS
