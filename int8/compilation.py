@@ -22,6 +22,7 @@ from int8 import isa as isa_module
 from int8 import kernels
 from int8 import recipe as recipes
 from int8.errors import FusionError, QuantizationError, ToolchainError
+from int8.graph.fuse_attention import FuseAttention
 from int8.graph.fuse_linear import FuseLinears
 from int8.graph.lower_linear import FusionReport, reporting
 from int8.graph.protect_inputs import ProtectInputs
@@ -40,6 +41,7 @@ OPTIONS: Mapping[str, Any] = {
     "freezing": True,
     "joint_custom_pre_pass": FuseLinears(),
     "post_grad_custom_pre_pass": ProtectInputs(),
+    "post_grad_custom_post_pass": FuseAttention(),
 }
 
 
