@@ -117,7 +117,7 @@ def fetch(
 @app.command(epilog="Example: harness run --models minilm --recipes fp32,sq-static --isa vnni --scenarios single:s128")
 def run(
     profile: Annotated[
-        str, typer.Option("--profile", metavar="NAME", help="smoke, quick, accuracy, nightly, paper, full.")
+        str, typer.Option("--profile", metavar="NAME", help="smoke, quick, accuracy, nightly, paper, peers, full.")
     ] = "quick",
     models: Annotated[
         str | None, typer.Option("--models", metavar="A,B", help="Models of the catalog, folders or hub ids.")
