@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from harness.stats import Array, median, robust_sigma
+from harness.stats import Array, median, ragged_median, robust_sigma
 
 #: Variance of a median over that of a mean on normal noise: pi / 2.
 _MEDIAN_EXCESS = math.pi / 2
@@ -251,8 +251,11 @@ def _levels_before(logs: Array, rule: Watch) -> tuple[Array, Array]:
     fewer than ``rule.least_history`` come before."""
     count = len(logs) + 1
     level, unit = np.full(count, math.nan), np.full(count, math.nan)
-    for split in range(rule.least_history, min(count, rule.history)):
-        level[split], _, unit[split] = level_of(logs[:split], rule.history)
+    splits = np.arange(rule.least_history, min(count, rule.history))
+    if len(splits):
+        before = np.where(np.arange(rule.history) < splits[:, None], np.resize(logs, rule.history), math.nan)
+        level[splits] = ragged_median(before)
+        unit[splits] = robust_sigma(before, ragged_median) * np.sqrt(1 + _MEDIAN_EXCESS / splits)
     if len(logs) >= rule.history:
         views = np.lib.stride_tricks.sliding_window_view(logs, rule.history)
         level[rule.history :] = median(views)

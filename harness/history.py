@@ -137,20 +137,20 @@ class History:
     def series(self, key: str, metric: str = ITERATION_S, host: str | None = None) -> Series:
         """The cell ``key``'s ``metric`` over the runs that have it; of one comparable host if ``host`` names it."""
         found = [
-            (entry, entry.places[key])
+            (entry, entry.header, entry.places[key])
             for entry in self.entries
             if key in entry.places and host in (None, entry.header.fingerprint)
         ]
         return Series(
             key,
             metric,
-            tuple(entry.run_id for entry, _ in found),
-            np.array([entry.header.started_at for entry, _ in found]),
-            tuple(entry.header.commit for entry, _ in found),
-            tuple(entry.header.fingerprint for entry, _ in found),
-            np.array([entry.columns[metric][place] for entry, place in found]),
-            tuple(entry.statuses[place] for entry, place in found),
-            np.array([trusted(entry, place) for entry, place in found], dtype=bool),
+            tuple([header.run_id for _, header, _ in found]),
+            np.array([header.started_at for _, header, _ in found]),
+            tuple([header.commit for _, header, _ in found]),
+            tuple([header.fingerprint for _, header, _ in found]),
+            np.array([entry.columns[metric].item(place) for entry, _, place in found]),
+            tuple([entry.statuses[place] for entry, _, place in found]),
+            np.array([trusted(entry, place) for entry, _, place in found], dtype=bool),
         )
 
 

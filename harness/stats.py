@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -346,22 +347,24 @@ def split_half_floor(times_s: Array, splits: int = 500, level: float = 0.95, see
     return float(-np.expm1(-np.quantile(np.abs(apart), level)))
 
 
-def robust_sigma(logs: Array) -> Array:
+def robust_sigma(logs: Array, middle: Callable[[Array], Array] | None = None) -> Array:
     """Spread of series of log values (..., runs) from run to run, without what steps and wild nights add to it.
 
     The larger of two robust estimates: from differences of neighbours, which a level shift touches only once, and
     around the median, which also sees noise that is alike from night to night. Zero for fewer than three runs.
+    ``middle`` is the median to use: :func:`ragged_median` where rows end in NaN.
     """
     if logs.shape[-1] < 3:
         return np.zeros(logs.shape[:-1])
-    of_steps = _spread(np.diff(logs, axis=-1)) / math.sqrt(2)
-    return np.maximum(of_steps, _spread(logs))
+    middle = middle or median
+    of_steps = _spread(np.diff(logs, axis=-1), middle) / math.sqrt(2)
+    return np.maximum(of_steps, _spread(logs, middle))
 
 
-def _spread(values: Array) -> Array:
+def _spread(values: Array, middle: Callable[[Array], Array]) -> Array:
     """Median absolute deviation along the last axis, scaled to a normal distribution's standard deviation."""
-    centre = median(values)[..., None]
-    scaled: Array = _MAD_TO_SIGMA * median(np.abs(values - centre))
+    centre = middle(values)[..., None]
+    scaled: Array = _MAD_TO_SIGMA * middle(np.abs(values - centre))
     return scaled
 
 
@@ -371,4 +374,12 @@ def median(values: Array) -> Array:
     low, high = (size - 1) // 2, size // 2
     parted = np.partition(values, (low, high), axis=-1)
     middle: Array = (parted[..., low] + parted[..., high]) / 2
+    return middle
+
+
+def ragged_median(values: Array) -> Array:
+    """(rows,) medians of rows (rows, n) of different length, each filled up with NaN; none may be all NaN."""
+    ordered, rows = np.sort(values, axis=-1), np.arange(len(values))  # NaN sorts last
+    count = (~np.isnan(values)).sum(axis=-1)
+    middle: Array = (ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]) / 2
     return middle

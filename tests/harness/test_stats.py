@@ -306,3 +306,16 @@ def test_robust_sigma_ignores_wild_nights() -> None:
     wild[::25] += 0.5
     assert stats.robust_sigma(wild) == pytest.approx(plain, rel=0.2)
     assert stats.robust_sigma(logs[:2]) == 0.0
+
+
+def test_medians_of_rows() -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 7, 60):
+        values = rng.normal(size=(5, size))
+        assert stats.median(values) == pytest.approx(np.median(values, axis=1))
+    ragged = rng.normal(size=(6, 9))
+    for row in range(6):
+        ragged[row, row + 3 :] = np.nan
+    assert stats.ragged_median(ragged) == pytest.approx(np.nanmedian(ragged, axis=1))
+    whole = [stats.robust_sigma(ragged[row, : row + 3]) for row in range(6)]
+    assert stats.robust_sigma(ragged, stats.ragged_median) == pytest.approx(whole)
