@@ -18,8 +18,10 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -163,7 +165,7 @@ def run(options: RunOptions, store: Store, on_event: OnEvent = lambda event: Non
     """Measure what ``options`` ask for and write one run into ``store``.
 
     Args:
-        on_event: is told what happens, from this thread.
+        on_event: is told what happens, one event at a time; where workers are made ready together, from their threads.
 
     Returns:
         The run's id and the counts of statuses.
@@ -307,16 +309,20 @@ class _Session:
         self._done_s = 0.0
         self._total_s = total_s
         self._names = 0
+        self._lock = threading.RLock()  # workers may be made ready at the same time, each from a thread of its own
+        self.judging = threading.Lock()  # but judged one at a time: their OpenMP threads would wait for each other
 
     def tell(self, kind: EventKind, message: str, cell: str | None = None, done_s: float = 0.0) -> None:
         """Report an event; ``done_s`` estimated seconds of work are now done."""
-        self._done_s = min(self._done_s + done_s, self._total_s)
-        self._on_event(Event(kind, message, self._done_s, self._total_s, cell))
+        with self._lock:
+            self._done_s = min(self._done_s + done_s, self._total_s)
+            self._on_event(Event(kind, message, self._done_s, self._total_s, cell))
 
     def path(self, suffix: str) -> Path:
         """A new file's path in the run's scratch folder."""
-        self._names += 1
-        return self.scratch / f"{self._names}{suffix}"
+        with self._lock:
+            self._names += 1
+            return self.scratch / f"{self._names}{suffix}"
 
     def invalid_reason(self) -> str | None:
         """Why the run as a whole is invalid: its host was disturbed over all that was timed."""
@@ -329,8 +335,9 @@ class _Session:
 
     def append(self, record: Record) -> None:
         """Write a record and report it."""
-        self.writer.append(record)
-        self.counts[record.status] += 1
+        with self._lock:
+            self.writer.append(record)
+            self.counts[record.status] += 1
         reason = f": {record.reason}" if record.reason else ""
         self.tell("record", f"{record.cell.key} {record.status}{reason}", record.cell.key)
 
@@ -379,6 +386,8 @@ class _Group:
         self._baseline: _Member | None = None
         self._live: list[_Member] = []
         self._model_bytes = 0
+        self._at_once = session.options.profile.prepare_at_once
+        self._stopped = False
 
     def run(self) -> None:
         """Measure every cell; whatever happens, no worker is left."""
@@ -399,19 +408,38 @@ class _Group:
 
     def _fill(self, live: list[_Member]) -> None:
         """Prepare waiting members until the memory is full. At least one, whatever the estimate says."""
-        session = self._session
-        admitted = 0
+        session, admitted = self._session, 0
         while self._waiting and (admitted == 0 or self._fits(live)):
-            member = self._waiting.pop(0)
-            admitted += 1
-            live.append(member)
-            self._guard(member, None, lambda m=member: self._prepare(m))  # type: ignore[misc]
-            if member.handle is None:
-                live.remove(member)
-            elif member.cells and matrix.is_baseline(member.cells[0]):
-                self._baseline = member
+            together = [self._waiting.pop(0)]
+            while self._waiting and len(together) < self._at_once and self._fits([*live, *together]):
+                together.append(self._waiting.pop(0))
+            admitted += len(together)
+            live.extend(together)
+            self._prepare_all(together)
+            for member in together:
+                if member.handle is None:
+                    live.remove(member)
+                elif member.cells and matrix.is_baseline(member.cells[0]):
+                    self._baseline = member
         if self._waiting:
             session.tell("notice", f"memory holds {len(live)} workers at once; {len(self._waiting)} more follow")
+
+    def _prepare_all(self, members: Sequence[_Member]) -> None:
+        """Prepare some members, at the same time where there are several."""
+        if len(members) == 1:
+            self._guard(members[0], None, lambda: self._prepare(members[0]))
+            return
+        with ThreadPoolExecutor(len(members)) as pool:
+            started = [pool.submit(self._guard, one, None, lambda m=one: self._prepare(m)) for one in members]  # type: ignore[misc]
+            try:
+                for one in started:
+                    one.result()
+            except BaseException:  # Ctrl-C: end the workers, so that the threads that wait for them end
+                self._stopped = True
+                for member in members:
+                    if member.handle is not None:
+                        member.handle.kill()
+                raise
 
     def _fits(self, live: Sequence[_Member]) -> bool:
         limit = self._session.options.max_workers
@@ -428,6 +456,8 @@ class _Group:
         judged_in = _judged_in(cells) if first.task else None
         limit = _limit(first, session.options)
         spec = worker_spec(cells, session.cpus, judged_in, limit, session.options.sources)
+        if self._stopped:
+            return
         session.tell("worker", f"{spec.label}: start", first.key)
         member.handle = team.start(spec, session.path(".log"), session.options.timeouts)
         ready = member.handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
@@ -460,7 +490,8 @@ class _Group:
             return
         path = session.path(".npz")
         session.tell("phase", f"{handle.spec.label}: evaluate", member.cells[0].key)
-        answer = handle.request("evaluate", scenario=scenario, limit=handle.spec.limit, path=str(path))
+        with session.judging:
+            answer = handle.request("evaluate", scenario=scenario, limit=handle.spec.limit, path=str(path))
         key = next(cell.key for cell in member.cells if cell.scenario == scenario)
         outputs = session.writer.write_outputs(key, _arrays(path))
         member.accuracy = dataclasses.replace(_accuracy(answer["accuracy"]), outputs=outputs)
@@ -625,6 +656,8 @@ class _Group:
         try:
             step()
         except WorkerDeathError as error:
+            if self._stopped:  # it was ended on purpose, and says nothing about its cells
+                return
             self._fail(member, member.cells, str(error))
             self._drop(member)
         except WorkerError as error:

@@ -181,7 +181,8 @@ def test_a_worker_that_dies_fails_its_own_cells_only(tmp_path: Path) -> None:
     assert not workers()
 
 
-def test_an_interrupt_ends_the_workers_and_keeps_the_run_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_an_interrupt_ends_the_workers_and_keeps_the_run_readable(tmp_path: Path, at_once: int) -> None:
     def interrupt(event: Event) -> None:
         if event.kind == "phase":
             assert workers()
@@ -189,11 +190,26 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_run_readable(tmp_path: Path
 
     store = Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(RunOptions(TINY, run_id="stopped"), store, interrupt)
+        runner.run(RunOptions(dataclasses.replace(TINY, prepare_at_once=at_once), run_id="stopped"), store, interrupt)
     assert not workers()
     run = store.load("stopped")
     assert not run.finished
     assert run.records == ()
+
+
+def test_workers_can_be_made_ready_at_the_same_time_and_are_timed_in_turns(tmp_path: Path) -> None:
+    events: list[Event] = []
+    profile = dataclasses.replace(TINY, scenarios=TINY.scenarios[:1], prepare_at_once=2, limit=16)
+    store = Store(tmp_path)
+    assert runner.run(RunOptions(profile), store, events.append).counts["ok"] == 2
+    told = [event.message.rsplit(": ", 1)[-1] for event in events if event.kind in ("worker", "phase")]
+    assert told.index("start") < len(told) - 1 - told[::-1].index("start") < told.index("compile")
+    records = store.load().records
+    assert all(record.accuracy is not None and record.accuracy.n == 16 for record in records)
+    turns = sorted((one.t0, one.process) for record in records for one in record.timing.rounds)
+    processes = [process for _, process in turns]
+    assert [processes[0], processes[3]] == [processes[3], processes[0]]  # A B B A
+    assert processes[0] != processes[1] == processes[2]
 
 
 def test_a_model_that_cannot_be_loaded_fails_all_its_cells_with_a_log(tmp_path: Path) -> None:
