@@ -525,3 +525,36 @@ def test_noninferiority_needs_the_whole_interval(interval: tuple[float, float], 
 def test_speed_regresses_only_beyond_margin_and_noise(interval: Any, floor: float, outcome: str) -> None:
     ratio = stats.Ratio(1.0, interval, "process", 8)
     assert verdicts.speed_beyond_margin(ratio, 0.05, floor) == outcome
+
+
+# --- what else is asked of accuracy -----------------------------------------------------------------------------------
+
+
+def test_the_strict_floor_is_a_tenth_of_the_loss() -> None:
+    narrow = {"delta_ci95": (-0.0011, -0.0009)}
+    now = run([record(accuracy=accuracy(0.731, 0.732, **narrow))])
+    assert codes(now, None) == 0
+    assert verdicts.exit_code(verdicts.judge(now, None, verdicts.STRICT), now) == 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "outcome"),
+    [((-0.004, 0.002), "pass"), ((-0.03, 0.02), "inconclusive"), ((-0.05, -0.02), "regression")],
+)
+def test_the_interval_must_exclude_a_loss_of_twice_the_floors(interval: tuple[float, float], outcome: str) -> None:
+    found = verdicts.judge(run([record(accuracy=accuracy(delta_ci95=interval))]))
+    (one,) = [each for each in found if each.metric == "noninferiority"]
+    assert one.outcome == outcome and one.limit == pytest.approx(-0.02 * 0.732)
+
+
+def test_mcnemars_test_is_reported_beside_accuracy() -> None:
+    found = verdicts.judge(run([record(accuracy=accuracy(flips_gained=5, flips_lost=5))]))
+    (one,) = [each for each in found if each.metric == "accuracy"]
+    assert "McNemar p 1 (5 gained, 5 lost)" in one.reason
+
+
+def test_a_model_that_fails_in_one_scenario_shows_no_speed_up_in_any() -> None:
+    good, bad, other = cell(), cell(scenario="single:s128"), cell("sq-dynamic")
+    now = run([record(good), record(bad, accuracy=accuracy(0.6)), record(other)])
+    shown = verdicts.published(now, verdicts.judge(now))
+    assert [one.speedup is None for one in shown] == [True, True, False]
