@@ -94,7 +94,7 @@ class TensorPool:
 
     def shared(self, tensor: Tensor) -> Tensor:
         """``tensor``, or an equal one seen before; weights are passed through."""
-        if tensor.ndim > 1 or tensor.dtype == torch.int8:
+        if tensor.ndim > 1 or (tensor.ndim and tensor.dtype == torch.int8):
             return tensor
         value = tensor.detach().contiguous()
         return self._pool.setdefault((value.dtype, tuple(value.shape), value.numpy().tobytes()), value)

@@ -141,6 +141,17 @@ def _label(site: _Site) -> str:
     return f"{site.epilogue.post}{residual}{'+int8' if site.feeds is not None else ''}"
 
 
+def _parts(site: _Site, group: list[_Site]) -> list[str]:
+    """What the kernel of ``site`` does beside the product, in the report's words."""
+    found = {
+        "joint": len(group) > 1,
+        site.epilogue.post: site.epilogue.post != "none",
+        "residual": site.epilogue.residual is not None,
+        "int8": site.feeds is not None,
+    }
+    return [name for name, there in found.items() if there]
+
+
 @dataclass(frozen=True)
 class _Activation:
     """A quantized activation: levels, and what turns accumulators into numbers beside the weight scales."""
@@ -174,9 +185,11 @@ class _Writer:
         self._emit = Emitter(graph, unsigned=False)
         self._levels: dict[Node, Node] = {}  # linear -> levels that another kernel wrote for it
         self._activations: dict[Any, _Activation] = {}
+        self._replaced: dict[Node, Node] = {}
 
     def write(self, group: list[_Site], kernel: str) -> None:
         """One call for all sites of ``group``."""
+        group = [self._current(site) for site in group]
         first = group[0]
         with self._graph.inserting_before(first.node):
             activation = self._activation(first)
@@ -184,11 +197,19 @@ class _Writer:
             result = self._gemm(group, activation, kernel)
             parts = self._split(result, group)
         for site, part in zip(group, parts, strict=True):
-            note_fused(site.linear)
+            note_fused(site.linear, *_parts(site, group))
             if site.feeds is None:
                 site.epilogue.last.replace_all_uses_with(part)
+                self._replaced[site.epilogue.last] = part
             else:
                 self._levels[site.feeds] = part
+
+    def _current(self, site: _Site) -> _Site:
+        """``site`` with operands as they are now, where earlier calls have replaced what it was found with."""
+        found = site.epilogue
+        residual = None if found.residual is None else self._replaced.get(found.residual, found.residual)
+        current = Epilogue(found.post, residual, found.last)
+        return _Site(site.node, Linear.of(site.node), current, site.feeds)
 
     def _activation(self, site: _Site) -> _Activation:
         linear = site.linear

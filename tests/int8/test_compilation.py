@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 import int8
 from int8 import isa
 from int8.compilation import pack
+from int8.kernels.layout import LAYOUTS
 from int8.errors import FusionError, QuantizationError, ToolchainError
 
 Batches = list[dict[str, torch.Tensor]]
@@ -121,10 +122,12 @@ def test_one_input_is_quantized_once() -> None:
     assert first.act_scale is second.act_scale is third.act_scale
 
 
-def test_packing_shares_the_weights(encoder: Encoder, calibration: Batches) -> None:
+def test_packing_keeps_the_levels(encoder: Encoder, calibration: Batches) -> None:
     quantized = int8.quantize(encoder, "sq-static", calibration)
     packed = pack(quantized)
-    assert packed.layers[0].up.qweight.data_ptr() == quantized.layers[0].up.weight.qdata.data_ptr()
+    weight = quantized.layers[0].up.weight.qdata
+    layout = LAYOUTS[isa.effective()]
+    assert torch.equal(torch.ops.int8.unpack(packed.layers[0].up.qweight, *weight.shape, layout), weight)
     assert packed.embed.weight is quantized.embed.weight
     assert isinstance(quantized.layers[0].up, nn.Linear)
 
@@ -167,7 +170,7 @@ def test_many_models_of_one_class_all_compile(calibration: Batches) -> None:
 
 
 def test_an_unfused_linear_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("int8.graph.lower_linear._Linear.out_dtype", torch.float64, raising=False)
+    monkeypatch.setattr("int8.graph.lower_linear.Linear.out_dtype", torch.float64, raising=False)
     model = int8.quantize(nn.Sequential(nn.Linear(8, 8)).eval(), "dynamic")
     x = torch.randn(2, 8).double()
     with pytest.raises(FusionError, match="1 of 1 calls"):
@@ -224,15 +227,16 @@ def test_signedness_follows_the_isa(monkeypatch: pytest.MonkeyPatch, effective: 
     from int8.graph import lower_linear
 
     seen: list[torch.dtype] = []
-    original = lower_linear._Emitter._levels
+    original = lower_linear.Emitter._levels
 
-    def spy(self: lower_linear._Emitter, scaled: torch.fx.Node) -> torch.fx.Node:
+    def spy(self: lower_linear.Emitter, scaled: torch.fx.Node) -> torch.fx.Node:
         node = original(self, scaled)
         seen.append(node.args[1])
         return node
 
+    monkeypatch.setenv("INT8_KERNEL", "onednn")
     monkeypatch.setattr(isa._State, "enforced", effective)
-    monkeypatch.setattr(lower_linear._Emitter, "_levels", spy)
+    monkeypatch.setattr(lower_linear.Emitter, "_levels", spy)
     model = int8.quantize(nn.Sequential(nn.Linear(8, 8)).eval(), "dynamic", isa=isa.best())
     compiled = int8.compile(model, recipe=model.int8_recipe.replace(compute_dtype="fp32"), dynamic=False)
     compiled(torch.randn(2, 8))
