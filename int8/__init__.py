@@ -24,6 +24,8 @@ _PUBLIC = {
     "load_package": "int8.packaging",
     "save": "int8.saving",
     "load": "int8.saving",
+    "save_pretrained": "int8.saving",
+    "adopt": "int8.saving",
     "Recipe": "int8.recipe",
 }
 __all__ = ["__version__", *_PUBLIC]
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from int8.quantization import quantize as quantize
     from int8.quantization import quantized_modules as quantized_modules
     from int8.recipe import Recipe as Recipe
+    from int8.saving import adopt as adopt
     from int8.saving import load as load
     from int8.saving import save as save
+    from int8.saving import save_pretrained as save_pretrained
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict, unflatten_tensor_state_dict
+from torchao.quantization import Int8Tensor
 
 import int8
 from int8 import isa as isa_module
@@ -89,6 +90,65 @@ def load(folder: str | os.PathLike[str], into: nn.Module, *, isa: str | None = N
     recipe = manifest.get("recipe")
     model.int8_recipe = Recipe(**recipe) if recipe else None  # type: ignore[assignment]
     return model.eval()
+
+
+def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a quantized model of transformers as torchao's own, for ``AutoModel.from_pretrained(folder)``.
+
+    The folder needs nothing of this library to load; :func:`adopt` then gives the loaded model our arithmetic and
+    kernels back, with equal outputs. (Left as it is it runs by torchao's linears, which round activations by 127.5
+    levels instead of 127.) Transformers' loader knows dynamic activations alone.
+
+    Raises:
+        ArtifactError: nothing is quantized, the model is not one of transformers, or a weight has parts that the
+            loader would lose: :func:`save` keeps them.
+    """
+    quantized = quantized_modules(model)
+    if not quantized or not hasattr(model, "save_pretrained"):
+        raise ArtifactError("save_pretrained takes a quantized model of transformers; save others with int8.save")
+    for name, module in quantized.items():
+        weight = cast(Int8Weight, module.weight)
+        plain = type(weight) is Int8Weight and weight.dynamic and not weight.act_affine and not weight.asymmetric
+        if not plain:
+            raise ArtifactError(
+                f"{name} is {weight.describe()}: transformers' loader would lose a part of it. Save it with int8.save, "
+                "or quantize with a dynamic recipe without search, such as int8.recipe.get('sq-dynamic')"
+                ".replace(search=False, alpha=0.8)"
+            )
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+    from transformers import TorchAoConfig
+    from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
+
+    config = TorchAoConfig(Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+    written: Any = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for module in quantized_modules(written).values():
+        module.weight = nn.Parameter(cast(Int8Weight, module.weight).to_torchao(), requires_grad=False)
+    written.config.quantization_config = config
+    written.hf_quantizer = TorchAoHfQuantizer(config, pre_quantized=True)
+    written.save_pretrained(folder)
+    return Path(folder)
+
+
+def adopt(model: nn.Module) -> nn.Module:
+    """A copy of a model that torchao quantized, whose INT8 linears are ours: exact in eager mode, fused when compiled.
+
+    It shares the original's tensors. The model may come from torchao's ``quantize_`` with a version 2 config, from
+    ``AutoModel.from_pretrained`` of what transformers saved, or from :func:`save_pretrained`.
+
+    Raises:
+        ArtifactError: no linear has one of torchao's INT8 weights.
+        QuantizationError: a weight represents what our operators do not compute.
+    """
+    adopted = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    found = 0
+    for module in adopted.modules():
+        weight = module.weight if isinstance(module, nn.Linear) else None
+        if isinstance(weight, Int8Tensor) and not isinstance(weight, Int8Weight):
+            set_weight(cast(nn.Linear, module), Int8Weight.from_torchao(weight))
+            found += 1
+    if not found:
+        raise ArtifactError("no linear of this model has an INT8 weight of torchao; quantize it first")
+    return adopted.eval()
 
 
 def describe(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 from small_encoders import Encoder
 from torch import nn
-from torchao.quantization import Int8Tensor
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Tensor
+from transformers import AutoModel, BertConfig, BertModel, TorchAoConfig
 
 import int8
 from int8 import saving
@@ -166,3 +167,53 @@ def test_linears_that_share_an_input_save_its_shift_each(tmp_path: Path) -> None
     assert len({shift.data_ptr() for shift in shifts}) == 1, "they share memory, which is what the test is about"
     int8.save(quantized, tmp_path)
     assert torch.equal(int8.load(tmp_path, into=Attention())(x), quantized(x))
+
+
+@pytest.fixture
+def bert() -> BertModel:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    return BertModel(config).eval()
+
+
+@torch.no_grad()
+def test_transformers_loads_what_it_saved_with_torchaos_config(
+    bert: BertModel, calibration: Batches, tmp_path: Path
+) -> None:
+    recipe = int8.recipe.get("sq-dynamic").replace(search=False, alpha=0.8)  # type: ignore[attr-defined]
+    quantized = int8.quantize(bert, recipe, calibration)
+    int8.save_pretrained(quantized, tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert type(loaded.encoder.layer[0].output.dense.weight) is Int8Tensor
+    adopted = int8.adopt(loaded)
+    assert len(int8.quantized_modules(adopted)) == len(int8.quantized_modules(quantized)) == 12
+    batch = calibration[0]
+    assert torch.equal(adopted(**batch).last_hidden_state, quantized(**batch).last_hidden_state)
+    assert type(loaded.encoder.layer[0].output.dense.weight) is Int8Tensor  # the original is left as it was
+    assert int8.quantized_modules(quantized)  # and so is what was saved
+
+
+@torch.no_grad()
+def test_a_model_saved_by_torchao_gains_our_kernels(bert: BertModel, calibration: Batches, tmp_path: Path) -> None:
+    bert.save_pretrained(tmp_path / "float")
+    narrow = int8.recipe.get("dynamic").resolve_weight_bits(int8.isa.effective()) == 7  # type: ignore[attr-defined]
+    config = TorchAoConfig(Int8DynamicActivationInt8WeightConfig(set_inductor_config=False, reduce_range=narrow))
+    AutoModel.from_pretrained(tmp_path / "float", quantization_config=config).save_pretrained(tmp_path / "theirs")
+    theirs = AutoModel.from_pretrained(tmp_path / "theirs").eval()
+    batch = calibration[0]
+    compiled = int8.compile(int8.adopt(theirs), dynamic=False)
+    found, expected = compiled(**batch).last_hidden_state.float(), theirs(**batch).last_hidden_state
+    assert compiled.fused_linears == compiled.quantized_linears == 13  # theirs takes the pooler as well
+    assert 10 * torch.log10(expected.square().sum() / (expected - found).square().sum()) > 25
+
+
+def test_what_the_loader_would_lose_is_refused(
+    bert: BertModel, quantized: nn.Module, calibration: Batches, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError, match="would lose a part of it"):
+        int8.save_pretrained(int8.quantize(bert, "sq-static", calibration), tmp_path)
+    with pytest.raises(ArtifactError, match="a quantized model of transformers"):
+        int8.save_pretrained(quantized, tmp_path)
+    with pytest.raises(ArtifactError, match="no linear of this model"):
+        int8.adopt(bert)
+    assert not list(tmp_path.iterdir())
