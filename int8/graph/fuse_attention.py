@@ -11,6 +11,7 @@ each query and key in memory; our operator broadcasts and takes booleans, so it 
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,7 +42,13 @@ class FuseAttention(CustomGraphPass):
             note_attention(fuse_attention(graph))
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__, attention.__file__))
+        """What Inductor's cache on disk knows this pass by: its code, and all that its choices depend on.
+
+        It runs behind the cache's lookup, so that a graph cached under another ISA or override would bring its kernels
+        along; those of the passes before are named in the graph that is looked up.
+        """
+        code = get_hash_for_files((__file__, attention.__file__))
+        return code, isa.effective(), os.environ.get(attention.OVERRIDE, "auto"), torch.get_num_threads()
 
 
 def _is_quantized(node: Node) -> bool:

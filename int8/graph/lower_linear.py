@@ -44,7 +44,7 @@ class FusionReport:
 
     ``calls`` counts the quantized linears that the graphs call (a layer may be called often), ``fused_calls`` those
     that became a fused kernel, and ``fused_weights`` names the distinct weights of these. ``attention_calls`` counts
-    the attentions that run in our kernel.
+    the attentions that were put into our kernel; 0 where the graph came compiled from Inductor's cache on disk.
     """
 
     graphs: int = 0

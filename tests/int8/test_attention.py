@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,7 +20,7 @@ import int8
 from int8 import isa, kernels
 from int8.errors import QuantizationError
 from int8.evidence import own_kernel_calls
-from int8.graph.fuse_attention import fuse_attention
+from int8.graph.fuse_attention import FuseAttention, fuse_attention
 from int8.kernels import attention, build
 from int8.kernels.attention import AttentionProblem
 
@@ -319,13 +320,26 @@ def test_quantized_models_run_it_and_baselines_do_not(ours: None) -> None:
     model, batch = encoder("bert"), batch_of(True)
     quantized = int8.quantize(model, "sq-static", [batch])
     compiled = int8.compile(quantized, dynamic=False)
-    assert torch.allclose(
-        compiled(**batch).last_hidden_state.float(), quantized(**batch).last_hidden_state.float(), atol=0.05
-    )
+    with inductor_config.patch(fx_graph_cache=False):  # a graph from the cache on disk is not passed through again
+        result = compiled(**batch).last_hidden_state
+    assert torch.allclose(result.float(), quantized(**batch).last_hidden_state.float(), atol=0.05)
     assert compiled.reports[0].attention_calls == 2
     baseline = int8.compile(model, recipe="fp32", dynamic=False)
     baseline(**batch)
     assert [report.attention_calls for report in baseline.reports] == [0]
+
+
+def test_a_cached_graph_keeps_to_its_isa_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's cache on disk knows this pass by its identity alone: a graph cached under another ISA, or before the
+    override, would bring that one's kernel along.
+    """
+    seen = []
+    for effective, override in (("amx", "auto"), ("avx512", "auto"), ("avx2", "auto"), ("avx2", "torch")):
+        monkeypatch.setattr(isa._State, "enforced", effective)
+        monkeypatch.setenv(attention.OVERRIDE, override)
+        seen.append(FuseAttention().uuid())
+    assert len(set(seen)) == 4
+    assert FuseAttention().uuid() == seen[-1]
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor) -> Graph:
