@@ -116,7 +116,8 @@ def _torch_flags() -> tuple[str, ...]:
 
     abi = int(torch.compiled_with_cxx11_abi())
     includes = (f"-isystem{path}" for path in cpp_extension.include_paths())
-    return ("-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes)
+    # at::parallel_for is a template: without OpenMP here it runs on one thread, silently.
+    return ("-std=c++20", "-fopenmp", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes)
 
 
 def flags_of(source: Path) -> tuple[str, ...]:
@@ -149,8 +150,9 @@ def _build(library: Path, progress: Callable[[str], None] | None) -> None:
 
 
 def _link_flags() -> tuple[str, ...]:
+    """No OpenMP library of our own: its symbols are found in the one that torch has loaded, so all share its threads."""
     libraries = Path(torch.__file__).parent / "lib"
-    return (f"-L{libraries}", "-ltorch_cpu", "-lc10", "-Wl,-z,defs", "-Wl,--as-needed")
+    return (f"-L{libraries}", "-ltorch_cpu", "-lc10", "-Wl,--as-needed")
 
 
 def _run(command: Sequence[str]) -> str:
