@@ -12,10 +12,13 @@ from torch import Tensor
 from int8 import isa, kernels
 from int8.errors import ToolchainError
 from int8.kernels import build
-from int8.kernels.layout import KERNELS, LAYOUTS, packed_bytes
+from int8.kernels.layout import KERNELS, KERNELS_7BIT, layout_of, packed_bytes
 
-EVERY_KERNEL = {name: LAYOUTS[one] for one in KERNELS for name in KERNELS[one]} | {"int8:portable": "k2"}
-SUPPORTED = {name for one in isa.supported() for name in KERNELS[one]} | {"int8:portable"}
+NARROW = {name for names in KERNELS_7BIT.values() for name in names}
+EVERY_KERNEL = [*(name for names in KERNELS.values() for name in names), *sorted(NARROW), "int8:portable"]
+SUPPORTED = {name for one in isa.supported() for name in (*KERNELS[one], *KERNELS_7BIT.get(one, ()))} | {
+    "int8:portable"
+}
 
 #: Tiny, ragged, of a block and beyond it; K that no vector divides.
 SHAPES = [(1, 1, 1), (1, 3, 5), (4, 16, 64), (5, 2, 3), (6, 17, 130), (13, 33, 66), (33, 100, 770), (129, 48, 4096)]
@@ -24,7 +27,7 @@ kernels.load()
 
 
 def gemm(levels: Tensor, weight: Tensor, kernel: str, **given: object) -> Tensor:
-    packed = torch.ops.int8.pack(weight, EVERY_KERNEL[kernel])
+    packed = torch.ops.int8.pack(weight, layout_of(kernel))
     rows = weight.shape[0]
     arguments = {
         "scale": torch.ones(rows), "bias": None, "row_scale": None, "row_zero_point": None, "zero_point": None,
@@ -39,13 +42,15 @@ def exact(levels: Tensor, weight: Tensor) -> Tensor:
     return levels.double() @ weight.double().t()
 
 
-def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def operands(m: int, n: int, k: int, seed: int = 0, kernel: str = "") -> tuple[Tensor, Tensor]:
+    """Random levels of the full range; of 7 bits for the weights of a kernel that takes no more."""
     generator = torch.Generator().manual_seed(seed)
     levels = torch.randint(-128, 128, (m, k), dtype=torch.int8, generator=generator)
-    return levels, torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator)
+    bound = 63 if kernel in NARROW else 128
+    return levels, torch.randint(-bound, min(bound + 1, 128), (n, k), dtype=torch.int8, generator=generator)
 
 
-@pytest.fixture(params=sorted(EVERY_KERNEL))
+@pytest.fixture(params=EVERY_KERNEL)
 def kernel(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name not in SUPPORTED:
@@ -55,26 +60,62 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_accumulators_are_exact(kernel: str, shape: tuple[int, int, int]) -> None:
-    levels, weight = operands(*shape)
+    levels, weight = operands(*shape, kernel=kernel)
     assert torch.equal(gemm(levels, weight, kernel).double(), exact(levels, weight).float().double())
 
 
+def test_one_row_whose_strides_say_nothing(kernel: str) -> None:
+    """A size of 1 may have any stride; torch's product left the output unwritten then (pytorch/pytorch#195066)."""
+    levels, weight = operands(1, 48, 512, kernel=kernel)
+    for row in (levels.as_strided((1, 512), (0, 1)), levels.as_strided((1, 1, 512), (7, 0, 1))):
+        for out_dtype in (torch.float32, torch.bfloat16):
+            result = gemm(row, weight, kernel, out_dtype=out_dtype).view(1, 48)
+            assert torch.equal(result, exact(levels, weight).float().to(out_dtype))
+    one_column = weight[:1].as_strided((1, 512), (0, 1))
+    residual = torch.ones(1, 1).as_strided((1, 1), (0, 0))
+    row_scale = torch.full((1, 1), 2.0).as_strided((1, 1), (0, 0))
+    result = gemm(levels, one_column, kernel, residual=residual, row_scale=row_scale)
+    assert torch.equal(result, (2 * exact(levels, one_column) + 1).float())
+
+
+def test_a_row_that_is_repeated_without_memory_of_its_own(kernel: str) -> None:
+    levels, weight = operands(1, 16, 70, kernel=kernel)
+    assert torch.equal(gemm(levels.expand(9, 70), weight, kernel), exact(levels, weight).float().expand(9, 16))
+
+
+def test_products_beyond_half_precision_stay_finite(kernel: str) -> None:
+    """Accumulators times scales exceed what FP16 holds; scaling is FP32, the cast comes last
+    (bitsandbytes-foundation/bitsandbytes#165).
+    """
+    levels, weight = torch.full((2, 4096), 127, dtype=torch.int8), torch.full((3, 4096), 127, dtype=torch.int8)
+    given = {"scale": torch.full((3,), 1 / 127), "row_scale": torch.full((2, 1), 60 / 127)}
+    for out_dtype in (torch.float32, torch.bfloat16):
+        result = gemm(levels, weight, kernel, **given, out_dtype=out_dtype)
+        assert torch.allclose(result.float(), torch.full((2, 3), 60.0 * 4096), rtol=2**-8)
+
+
 def test_extremes_do_not_saturate(kernel: str) -> None:
-    """Adjacent products of 127 x 127 overflow 16 bit where a kernel adds pairs there (microsoft/onnxruntime#5849)."""
-    for a, b in ((-128, -128), (-128, 127), (127, 127), (127, -128)):
+    """Adjacent products of 127 x 127 overflow 16 bit where a kernel adds pairs there (microsoft/onnxruntime#5849,
+    pytorch/pytorch#136746, pytorch/FBGEMM#125).
+    """
+    low, high = (-63, 63) if kernel in NARROW else (-128, 127)
+    for a, b in ((-128, low), (-128, high), (127, high), (127, low)):
         levels, weight = torch.full((7, 1024), a, dtype=torch.int8), torch.full((33, 1024), b, dtype=torch.int8)
         assert torch.equal(gemm(levels, weight, kernel), torch.full((7, 33), float(1024 * a * b)))
 
 
 def test_the_largest_inner_size(kernel: str) -> None:
     """K = 65,793 is where unsigned x signed products still fit 32 bit (int8.ops.max_inner_size)."""
-    levels, weight = torch.full((2, 65_793), 127, dtype=torch.int8), torch.full((3, 65_793), -128, dtype=torch.int8)
+    levels, weight = (
+        torch.full((2, 65_793), 127, dtype=torch.int8),
+        torch.full((3, 65_793), -63 if kernel in NARROW else -128, dtype=torch.int8),
+    )
     assert torch.equal(gemm(levels, weight, kernel).double(), exact(levels, weight).float().double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scales_bias_and_zero_points(kernel: str, dtype: torch.dtype) -> None:
-    levels, weight = operands(19, 37, 90)
+    levels, weight = operands(19, 37, 90, kernel=kernel)
     scale, bias = torch.rand(37) / 1000, torch.randn(37)
     row_scale, row_zero = torch.rand(19, 1), torch.randint(-128, 128, (19, 1)).float()
     zero = torch.tensor(-7, dtype=torch.int8)
@@ -103,7 +144,7 @@ def test_activation_functions(kernel: str, post: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_residual_and_levels_for_the_next_linear(kernel: str, dtype: torch.dtype) -> None:
-    levels, weight = operands(9, 21, 40)
+    levels, weight = operands(9, 21, 40, kernel=kernel)
     residual = torch.randn(9, 21).to(dtype)
     scale, inverse, shift = torch.full((21,), 1e-3), torch.rand(21) * 20, torch.randn(21)
     value = (exact(levels, weight) * 1e-3).float() + residual.float()
@@ -118,16 +159,16 @@ def test_residual_and_levels_for_the_next_linear(kernel: str, dtype: torch.dtype
 
 
 def test_symmetric_levels_never_reach_minus_128(kernel: str) -> None:
-    levels, weight = operands(9, 21, 40)
+    levels, weight = operands(9, 21, 40, kernel=kernel)
     result = gemm(levels, weight, kernel, out_inverse=torch.ones(21), out_dtype=torch.int8)
     assert result.min() == -127 and result.max() == 127
 
 
 def test_several_weights_in_one_call(kernel: str) -> None:
     """Query, key and value: the activation is packed once, results lie side by side."""
-    levels, _ = operands(11, 1, 70)
-    weights = [operands(1, n, 70, seed=n)[1] for n in (16, 5, 40)]
-    packed = [torch.ops.int8.pack(weight, EVERY_KERNEL[kernel]) for weight in weights]
+    levels, _ = operands(11, 1, 70, kernel=kernel)
+    weights = [operands(1, n, 70, n, kernel)[1] for n in (16, 5, 40)]
+    packed = [torch.ops.int8.pack(weight, layout_of(kernel)) for weight in weights]
     scale, bias = torch.rand(61), torch.rand(61)
     result = torch.ops.int8.gemm(
         levels, packed, [16, 5, 40], scale, bias, None, None, None, "none", None, None, None, None, False,
@@ -137,7 +178,7 @@ def test_several_weights_in_one_call(kernel: str) -> None:
 
 
 def test_not_a_number_and_infinity_stay(kernel: str) -> None:
-    levels, weight = operands(3, 16, 8)
+    levels, weight = operands(3, 16, 8, kernel=kernel)
     bias = torch.zeros(16)
     bias[0], bias[1] = float("nan"), float("inf")
     for dtype in (torch.float32, torch.bfloat16):
@@ -146,7 +187,7 @@ def test_not_a_number_and_infinity_stay(kernel: str) -> None:
 
 
 def test_no_row_and_more_dimensions(kernel: str) -> None:
-    levels, weight = operands(12, 7, 10)
+    levels, weight = operands(12, 7, 10, kernel=kernel)
     assert gemm(levels[:0], weight, kernel).shape == (0, 7)
     assert torch.equal(gemm(levels.view(2, 3, 2, 10), weight, kernel).view(12, 7), gemm(levels, weight, kernel))
     assert torch.equal(gemm(levels[::2], weight, kernel), gemm(levels, weight, kernel)[::2])
@@ -162,7 +203,7 @@ def test_packing_is_undone_exactly(layout: str, shape: tuple[int, int]) -> None:
 
 
 def test_what_does_not_fit_is_refused(kernel: str) -> None:
-    levels, weight = operands(3, 16, 8)
+    levels, weight = operands(3, 16, 8, kernel=kernel)
     with pytest.raises(RuntimeError, match="does not fit"):
         gemm(torch.zeros(3, 100, dtype=torch.int8), weight, kernel)
     with pytest.raises(RuntimeError, match="scale must be 16"):
@@ -173,7 +214,7 @@ def test_what_does_not_fit_is_refused(kernel: str) -> None:
 
 
 def test_calls_are_counted(kernel: str) -> None:
-    levels, weight = operands(3, 16, 8)
+    levels, weight = operands(3, 16, 8, kernel=kernel)
     before = torch.ops.int8.kernel_calls().get(kernel, 0)
     gemm(levels, weight, kernel)
     assert torch.ops.int8.kernel_calls()[kernel] == before + 1
@@ -185,6 +226,14 @@ def test_a_kernel_that_the_cpu_lacks_is_refused() -> None:
         pytest.skip("this CPU runs every kernel")
     with pytest.raises(RuntimeError, match="this CPU cannot run"):
         gemm(*operands(3, 16, 8), lacking[0])
+
+
+def test_no_kernel_of_this_cpu_is_skipped() -> None:
+    """What is tested above is what the C++ side says this CPU runs (pytorch/ao#4309)."""
+    runs = {name for name in EVERY_KERNEL if torch.ops.int8.kernel_available(name)}
+    if isa.describe()["amx"] == "denied":
+        runs -= set(KERNELS["amx"])
+    assert runs == SUPPORTED
 
 
 # --- emulation ------------------------------------------------------------------------------------------------------
@@ -204,7 +253,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, kernel_list in symbols.items():
         programs[name] = folder / name
         command = [
-            build.compiler(), "-std=c++17", "-O1", "-Wno-psabi", "-DINT8_EMULATE_ISA", f"-DEMULATED_KERNELS={kernel_list}",
+            build.compiler(), "-std=c++17", "-O1", "-Wno-psabi", "-DINT8_EMULATE_ISA",
+            f"-DEMULATED_KERNELS={kernel_list}",
             f"-I{CSRC}", str(Path(__file__).parent / "kernels" / "emulated_gemm.cpp"), str(CSRC / f"gemm_{name}.cpp"),
             "-o", str(programs[name]),
         ]  # fmt: skip
@@ -249,6 +299,25 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ToolchainError, match="install one"):
         build.compiler()
+
+
+def test_a_compiler_without_an_isa_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that compiles to nothing must not pass for one that was slower (pytorch/pytorch#147895)."""
+    refusing = tmp_path / "c++"
+    refusing.write_text(
+        '#!/bin/sh\ncase " $* " in\n*" -mamx-int8 "*) echo "unrecognized option -mamx-int8" >&2; exit 1;;\n'
+        '*" --version "*) echo "refusing 1.0"; exit 0;;\nesac\nfor last; do :; done\n: > "$last"\n'
+    )
+    refusing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(refusing))
+    monkeypatch.setenv("INT8_CACHE", str(tmp_path / "cache"))
+    build.library_key.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match="unrecognized option -mamx-int8"):
+            build.build()
+    finally:
+        build.library_key.cache_clear()
+    assert not list((tmp_path / "cache").rglob("*.so"))
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
