@@ -78,12 +78,23 @@ def packed_call(weight: Int8Weight) -> LinearCall:
     call = weight.linear_call()
     isa = isa_module.effective()
     if call.operator is not torch.ops.int8.linear or not selection.own_kernels(isa):
+        _refuse_saturation(weight, isa)
         return call
     kernels.load()
     layout = LAYOUTS[isa]
     packed = torch.ops.int8.pack(weight.qdata, layout)
     constants = {**call.constants, "layout": layout, "weight_bits": weight.bits}
     return LinearCall(call.operator, {**call.tensors, "qweight": packed}, constants)
+
+
+def _refuse_saturation(weight: Int8Weight, isa: str) -> None:
+    """oneDNN, which runs what our kernels do not, adds pairs of products in 16 bit where there is no VNNI."""
+    bits = recipes.get("dynamic").resolve_weight_bits(isa)
+    if weight.bits > bits:
+        raise QuantizationError(
+            f"{weight.bits}-bit weights would saturate in oneDNN's kernels without VNNI ({isa!r}); "
+            f"quantize with weight_bits={bits}, or leave {selection.OVERRIDE} unset where it is set"
+        )
 
 
 class TensorPool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import pytest
 import torch
 from small_encoders import Block, Encoder, make_batch, sqnr_db
@@ -10,9 +12,11 @@ from torch._dynamo.utils import counters
 
 import int8
 from int8 import isa
-from int8.compilation import pack
-from int8.kernels.layout import LAYOUTS
+from int8 import recipe as recipes
+from int8.compilation import check_fusion, pack
 from int8.errors import FusionError, QuantizationError, ToolchainError
+from int8.graph.lower_linear import FusionReport
+from int8.kernels.layout import LAYOUTS
 
 Batches = list[dict[str, torch.Tensor]]
 
@@ -20,6 +24,7 @@ Batches = list[dict[str, torch.Tensor]]
 @pytest.mark.parametrize("recipe", ["static", "sq-static", "sq-dynamic"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_compiled_equals_the_reference(calibration: Batches, recipe: str, bias: bool) -> None:
+    """One sequence of one token is where sizes of 1 with strides of 0 were left uncomputed (pytorch/pytorch#195066)."""
     torch.manual_seed(1)
     model = Encoder(width=30, inner=21, bias=bias).eval()  # sizes that no vector divides
     quantized = int8.quantize(model, recipe, calibration)
@@ -63,6 +68,30 @@ def test_extreme_levels_do_not_saturate() -> None:
     assert sqnr_db(model(x), result) > 40
 
 
+@pytest.mark.parametrize(("name", "kernel"), [("zeropoint", "auto"), ("llm-int8", "auto"), ("dynamic", "onednn")])
+def test_wide_weights_are_refused_where_onednn_would_saturate(
+    monkeypatch: pytest.MonkeyPatch, name: str, kernel: str
+) -> None:
+    """Our own kernels never saturate; what they do not run, oneDNN does (microsoft/onnxruntime#5849)."""
+    monkeypatch.setenv("INT8_KERNEL", kernel)
+    wide = recipes.get(name).replace(weight_bits=8)
+    model = int8.quantize(nn.Sequential(nn.Linear(64, 16)).eval(), wide)
+    monkeypatch.setattr(isa._State, "enforced", "avx512")
+    with pytest.raises(QuantizationError, match="8-bit weights would saturate"):
+        int8.compile(model)
+
+
+def test_wide_weights_do_not_saturate_in_our_kernels() -> None:
+    """Whatever the ISA: they are never given to a kernel that adds pairs in 16 bit (microsoft/onnxruntime#5849)."""
+    model = nn.Sequential(nn.Linear(64, 16, bias=False)).eval().requires_grad_(False)
+    model[0].weight.fill_(1.0)
+    x = torch.ones(4, 64)
+    x[1] = -1.0
+    wide = int8.quantize(model, recipes.get("dynamic").replace(weight_bits=8))
+    compiled = int8.compile(wide, recipe=wide.int8_recipe.replace(compute_dtype="fp32"), dynamic=False)
+    assert torch.allclose(compiled(x), model(x), rtol=1e-6)
+
+
 def test_wide_sums_are_exact_enough() -> None:
     """K at which accumulators exceed the integers that FP32 holds."""
     torch.manual_seed(0)
@@ -70,6 +99,29 @@ def test_wide_sums_are_exact_enough() -> None:
     x = torch.rand(2, 5120) + 1
     quantized = int8.quantize(model, "dynamic")
     assert torch.allclose(int8.compile(quantized)(x), quantized(x), rtol=1e-5, atol=1e-5)
+
+
+def test_odd_sizes_read_by_two_threads() -> None:
+    """Inner sizes that no vector divides, heads of two and three labels, and an input that nobody writes to: a row of
+    zeros once made others divide by zero, and an input edited in place raced with its other readers.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(770, 3), nn.Linear(3, 1), nn.Linear(1, 2)).eval()
+    quantized = int8.quantize(model, "dynamic")
+    compiled = int8.compile(quantized, recipe=quantized.int8_recipe.replace(compute_dtype="fp32"), dynamic=False)
+    x = torch.randn(5, 770)
+    x[2] = 0
+    before, expected = x.clone(), quantized(x)
+    assert torch.allclose(compiled(x), expected, rtol=1e-5, atol=1e-5)
+    assert compiled.fused_linears == 3
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(compiled, [x] * 20))
+    assert all(torch.allclose(result, expected, rtol=1e-5, atol=1e-5) for result in results)
+    with torch.inference_mode():
+        of_inference = before + 0.0
+        assert torch.allclose(compiled(of_inference), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(of_inference, before)
+    assert torch.equal(x, before)
 
 
 def test_zero_tokens_stay_zero_and_finite(encoder: Encoder, calibration: Batches) -> None:
@@ -83,13 +135,15 @@ def test_zero_tokens_stay_zero_and_finite(encoder: Encoder, calibration: Batches
 
 
 def test_a_shared_layer_is_one_linear_called_often() -> None:
+    """As in ALBERT, with a residual behind each call (pytorch/ao#4478)."""
+
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([Block(16, 24)])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(4):
+            for _ in range(12):
                 x = self.layers[0](x)
             return x
 
@@ -102,7 +156,7 @@ def test_a_shared_layer_is_one_linear_called_often() -> None:
     assert torch.allclose(compiled(**batches[0]), quantized(x=before), atol=1e-5)
     assert torch.equal(batches[0]["x"], before), "the compiled model changed its input"
     assert (compiled.quantized_linears, compiled.fused_linears) == (2, 2)
-    assert compiled.reports[0].fused_calls == compiled.reports[0].calls == 8
+    assert compiled.reports[0].fused_calls == compiled.reports[0].calls == 24
 
 
 def test_one_input_is_quantized_once() -> None:
@@ -140,6 +194,42 @@ def test_bf16_compute_fuses_every_linear(encoder: Encoder, calibration: Batches)
     result = compiled(**calibration[0])
     assert compiled.fused_linears == 4
     assert sqnr_db(quantized(**calibration[0]), result.float()) > 25
+
+
+@pytest.mark.parametrize("recipe", ["static", "dynamic"])
+def test_bf16_models_fuse_with_bias_and_without(recipe: str) -> None:
+    """Every dtype compiles, or is refused before anything is compiled (pytorch/pytorch#128263)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 20, bias=False)).eval()
+    x = torch.randn(6, 24)
+    quantized = int8.quantize(model.to(torch.bfloat16), recipe, [{"input": x.bfloat16()}], accept=lambda *_: True)
+    compiled = int8.compile(quantized, dynamic=False)
+    result = compiled(x.bfloat16())
+    assert result.dtype == torch.bfloat16
+    assert compiled.fused_linears == 2
+    assert sqnr_db(quantized(x.bfloat16()).float(), result.float()) > 25
+    with pytest.raises(QuantizationError, match="float16"):
+        int8.quantize(model.half(), recipe, [{"input": x.half()}], accept=lambda *_: True)
+
+
+def test_maximal_autotuning_takes_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale of one row once failed on indexing there (pytorch/pytorch#147033)."""
+    from torch._inductor import config as inductor_config
+
+    monkeypatch.setenv("INT8_KERNEL", "onednn")
+    model = nn.Sequential(nn.Linear(32, 16)).eval()
+    quantized = int8.quantize(model, "dynamic")
+    x = torch.randn(1, 1, 32)
+    with inductor_config.patch(max_autotune=True):
+        compiled = int8.compile(quantized, recipe=quantized.int8_recipe.replace(compute_dtype="fp32"), dynamic=False)
+        assert torch.allclose(compiled(x), quantized(x), rtol=1e-5, atol=1e-5)
+    assert compiled.fused_linears == 1
+
+
+def test_a_model_whose_linears_vanished_raises() -> None:
+    """A quantizer that another's conversion does not know quantizes nothing without a word (pytorch/pytorch#160095)."""
+    with pytest.raises(FusionError, match="0 of 0 calls"):
+        check_fusion(FusionReport(graphs=1), quantized_linears=4, allow_unfused=False)
 
 
 def test_bf16_models_work(encoder: Encoder, calibration: Batches) -> None:

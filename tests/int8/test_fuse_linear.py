@@ -13,6 +13,7 @@ import int8
 from int8 import isa, recipe
 from int8.compilation import CompiledModel
 from int8.errors import QuantizationError
+from int8.evidence import own_kernel_calls
 from int8.kernels.layout import KERNELS
 
 LAYERS = 2
@@ -92,6 +93,30 @@ def test_fusions_of_a_layer(make: Callable[[], nn.Module], name: str, dtype: str
         reference = quantized(**batch())
     noise = (result.float() - reference).square().mean() / reference.square().mean()
     assert noise < {"fp32": 1e-5, "bf16": 2e-3}[dtype]
+
+
+def test_symbolic_lengths_keep_every_fusion_and_kernel() -> None:
+    """Templates that need known sizes go unused without a word (pytorch/pytorch#131929): ten lengths take at most two
+    compilations, and the second fuses and runs what the first does.
+    """
+    torch.manual_seed(0)
+    quantized = int8.quantize(Hidden(bert()).eval(), "sq-static", [batch(1), batch(2)])
+    compiled = int8.compile(quantized, recipe=recipe.get("sq-static").replace(compute_dtype="fp32"))
+    seen = []
+    for length in range(5, 15):
+        ids = torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(length))
+        before = own_kernel_calls()
+        result = compiled(input_ids=ids, attention_mask=torch.ones_like(ids))
+        after = own_kernel_calls()
+        seen.append({name: after[name] - before.get(name, 0) for name in KERNELS[isa.effective()] if name in after})
+    with torch.no_grad():
+        reference = quantized(input_ids=ids, attention_mask=torch.ones_like(ids))
+    assert (result - reference).square().mean() < 1e-5 * reference.square().mean()
+    first, *others = compiled.reports
+    assert len(others) <= 1
+    assert all((report.parts, report.fused_calls) == (first.parts, first.fused_calls) for report in others)
+    assert first.parts["joint"] == 3 * LAYERS
+    assert seen == [{KERNELS[isa.effective()][0]: 4 * LAYERS}] * 10
 
 
 class Between(nn.Module):
