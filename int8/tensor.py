@@ -76,13 +76,17 @@ def check_weight(weight: Tensor) -> None:
         raise QuantizationError(
             f"weights are {weight.dtype}; int8 quantizes float32 and bfloat16 models, convert the model first"
         )
-    if weight.shape[1] > ops.max_inner_size(unsigned_activation=True):
-        raise QuantizationError(
-            f"inner size {weight.shape[1]} could overflow an INT32 accumulator (limit {ops.max_inner_size(True)}); "
-            "leave this linear in floating point"
-        )
+    _check_inner_size(int(weight.shape[1]))
     if not bool(torch.isfinite(weight).all()):
         raise QuantizationError("the weight holds NaN or infinity; repair the checkpoint before quantizing it")
+
+
+def _check_inner_size(inner: int) -> None:
+    if inner > ops.max_inner_size(unsigned_activation=True):
+        raise QuantizationError(
+            f"inner size {inner} could overflow an INT32 accumulator (limit {ops.max_inner_size(True)}); "
+            "leave this linear in floating point"
+        )
 
 
 class Int8Weight(Int8Tensor):  # type: ignore[misc]
@@ -306,6 +310,7 @@ def _check_expressible(weight: Int8Tensor) -> None:
         raise QuantizationError("weight-only INT8 tensors are not run by int8; quantize the activations too")
     if weight.qdata.ndim != 2 or weight.scale.numel() not in (1, weight.qdata.shape[0]):
         raise QuantizationError("only 2-D weights with one scale an output row, or one in all, are supported")
+    _check_inner_size(int(weight.qdata.shape[1]))
     if _both_affine(weight):
         _check_affine(weight)
         return

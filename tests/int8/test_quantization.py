@@ -190,6 +190,14 @@ def test_torchaos_own_tensors_can_be_taken_over(make: Callable[[nn.Module], None
     assert torch.equal(ours.to_torchao().qdata, theirs.qdata)
 
 
+def test_torchaos_weights_that_could_overflow_are_refused() -> None:
+    """255 x 128 x 65,794 does not fit the accumulator, whoever quantized the weight."""
+    linear = nn.Sequential(nn.Linear(65_794, 1)).eval()
+    torchao_dynamic(linear)
+    with pytest.raises(QuantizationError, match="overflow"):
+        Int8Weight.from_torchao(linear[0].weight)
+
+
 def test_scales_tied_to_the_calibration_rows_are_refused() -> None:
     weight = Int8Weight.from_float(torch.randn(4, 8), bits=8, act_scale=torch.tensor(0.1)).to_torchao()
     weight.act_quant_scale = torch.full((6, 1), 0.1)
