@@ -27,7 +27,7 @@ from int8.graph.fuse_linear import FuseLinears
 from int8.graph.lower_linear import FusionReport, reporting
 from int8.graph.protect_inputs import ProtectInputs
 from int8.kernels import selection
-from int8.kernels.layout import LAYOUTS
+from int8.kernels.layout import layout_of
 from int8.quantization import quantized_modules
 from int8.recipe import Recipe
 from int8.tensor import Int8Weight, LinearCall, output_dtype
@@ -77,11 +77,12 @@ def packed_call(weight: Int8Weight) -> LinearCall:
     """How ``weight`` is multiplied, packed for this process's ISA where a kernel of ours may run it."""
     call = weight.linear_call()
     isa = isa_module.effective()
-    if call.operator is not torch.ops.int8.linear or not selection.own_kernels(isa):
+    names = selection.own_kernels(isa, weight.bits)
+    if call.operator is not torch.ops.int8.linear or not names:
         _refuse_saturation(weight, isa)
         return call
     kernels.load()
-    layout = LAYOUTS[isa]
+    layout = layout_of(names[0])
     packed = torch.ops.int8.pack(weight.qdata, layout)
     constants = {**call.constants, "layout": layout, "weight_bits": weight.bits}
     return LinearCall(call.operator, {**call.tensors, "qweight": packed}, constants)

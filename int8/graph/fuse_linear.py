@@ -123,13 +123,12 @@ def _choose(group: list[_Site]) -> str:
     first = group[0].linear
     shape = first.x.meta["val"].shape
     rows = math.prod(shape[:-1])
-    names = selection.own_kernels(isa.effective())
+    names = selection.own_kernels(isa.effective(), first.weight_bits)
     if not isinstance(rows, int) or not isinstance(shape[-1], int):
         return names[0]  # symbolic sizes cannot be measured
     columns = sum(_columns(site.linear) for site in group)
     problem = Problem(rows, columns, int(shape[-1]), _label(group[0]), str(first.out_dtype).removeprefix("torch."))
-    saturates = isa.effective() in ("avx512", "avx2") and first.weight_bits > 7
-    return selection.choose(problem, isa.effective(), onednn=not saturates).kernel
+    return selection.choose(problem, isa.effective(), first.weight_bits).kernel
 
 
 def _columns(linear: Linear) -> int:

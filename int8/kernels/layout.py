@@ -15,6 +15,15 @@ KERNELS = {
     "avx512": ("int8:avx512",),
     "avx2": ("int8:avx2",),
 }
+#: The same for weights that keep to 7 bits, where an ISA has faster kernels for those; they would saturate with 8.
+KERNELS_7BIT = {"avx2": ("int8:avx2_7bit",)}
+
+
+def layout_of(kernel: str) -> str:
+    """The layout of the weights that ``kernel`` reads."""
+    if any(kernel in names for names in KERNELS_7BIT.values()):
+        return "k4"
+    return next((LAYOUTS[isa] for isa, names in KERNELS.items() if kernel in names), "k2")
 
 
 def packed_bytes(rows: Any, inner: Any) -> Any:

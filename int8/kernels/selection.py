@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from int8 import isa as isa_module
 from int8.errors import QuantizationError
 from int8.kernels.build import cache_folder, library_key
-from int8.kernels.layout import KERNELS, LAYOUTS
+from int8.kernels.layout import KERNELS, KERNELS_7BIT, layout_of
 
 #: oneDNN's fused linear, the alternative to every kernel of ours.
 ONEDNN = "onednn"
@@ -90,26 +90,28 @@ def preferred(times_s: Mapping[str, float]) -> str:
     return fastest if times_s[fastest] < times_s[first] * (1 - _MARGIN) else first
 
 
-def own_kernels(isa: str) -> tuple[str, ...]:
-    """Names of our kernels for ``isa``, the likeliest first; none where the override says oneDNN."""
+def own_kernels(isa: str, weight_bits: int = 8) -> tuple[str, ...]:
+    """Names of our kernels for ``isa``, the likeliest first; none where the override says oneDNN. All read one layout."""
     override = os.environ.get(OVERRIDE, "auto")
+    narrow = KERNELS_7BIT.get(isa, ()) if weight_bits == 7 else ()
     if override == "auto":
-        return KERNELS[isa]
+        return narrow or KERNELS[isa]
     if override == ONEDNN:
         return ()
-    if override not in (*KERNELS[isa], "int8:portable"):
-        known = ", ".join(("auto", ONEDNN, *KERNELS[isa]))
+    if override not in (*KERNELS[isa], *narrow, "int8:portable"):
+        known = ", ".join(("auto", ONEDNN, *KERNELS[isa], *narrow))
         raise QuantizationError(f"{OVERRIDE}={override} names no kernel of ISA {isa}; it may be {known}")
     return (override,)
 
 
-def choose(problem: Problem, isa: str, *, onednn: bool = True) -> Choice:
+def choose(problem: Problem, isa: str, weight_bits: int = 8) -> Choice:
     """The kernel for ``problem`` under ``isa``: remembered, or measured now.
 
     Args:
-        onednn: whether oneDNN may be chosen; not where its kernels would saturate.
+        weight_bits: 8, or 7. Without VNNI oneDNN's kernels saturate with 8, so they are no choice then.
     """
-    names = own_kernels(isa)
+    onednn = weight_bits == 7 or isa in ("amx", "vnni")
+    names = own_kernels(isa, weight_bits)
     candidates = (*names, ONEDNN) if onednn and os.environ.get(OVERRIDE, "auto") == "auto" else names or (ONEDNN,)
     known = _chosen.get((problem, candidates))
     if known is not None:
@@ -117,7 +119,7 @@ def choose(problem: Problem, isa: str, *, onednn: bool = True) -> Choice:
     if len(candidates) == 1:
         choice = Choice(problem, candidates[0], {})
     else:
-        choice = _remembered(problem, candidates) or _measured(problem, candidates, LAYOUTS[isa])
+        choice = _remembered(problem, candidates) or _measured(problem, candidates)
     _chosen[problem, candidates] = choice
     return choice
 
@@ -127,16 +129,16 @@ def choices() -> tuple[Choice, ...]:
     return tuple(_chosen.values())
 
 
-def _measured(problem: Problem, candidates: Sequence[str], layout: str) -> Choice:
+def _measured(problem: Problem, candidates: Sequence[str]) -> Choice:
     # Compilers call this while they trace: the tensors here are real, and autocast changes nothing.
     with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        choice = Choice(problem, "", measure({name: _call(problem, name, layout) for name in candidates}))
+        choice = Choice(problem, "", measure({name: _call(problem, name) for name in candidates}))
     choice = dataclasses.replace(choice, kernel=preferred(choice.times_s))
     _remember(choice)
     return choice
 
 
-def _call(problem: Problem, kernel: str, layout: str) -> Callable[[], Any]:
+def _call(problem: Problem, kernel: str) -> Callable[[], Any]:
     """A call of ``kernel`` on random levels, each time with another copy of the weight."""
     generator = torch.Generator().manual_seed(0)
     n, k = problem.n, problem.k
@@ -145,15 +147,12 @@ def _call(problem: Problem, kernel: str, layout: str) -> Callable[[], Any]:
     copies = max(1, min(64, -(-_COLD_BYTES // (n * k))))
     run = _onednn_call(problem, levels, weight) if kernel == ONEDNN else _own_call(problem, kernel, levels)
     pack = torch.ops.onednn.qlinear_prepack if kernel == ONEDNN else torch.ops.int8.pack
-    packed = pack(weight, [problem.m, k] if kernel == ONEDNN else layout)
-    weights = [packed, *(_copy_of(packed, weight, pack, problem, kernel, layout) for _ in range(copies - 1))]
+    layout = [problem.m, k] if kernel == ONEDNN else layout_of(kernel)
+    packed = pack(weight, layout)
+    # oneDNN's packed tensors cannot be cloned.
+    weights = [packed, *(pack(weight, layout) if kernel == ONEDNN else packed.clone() for _ in range(copies - 1))]
     turn = iter(range(2**62))
     return lambda: run(weights[next(turn) % copies])
-
-
-def _copy_of(packed: Any, weight: Any, pack: Any, problem: Problem, kernel: str, layout: str) -> Any:
-    """oneDNN's packed tensors cannot be cloned."""
-    return pack(weight, [problem.m, problem.k]) if kernel == ONEDNN else packed.clone()
 
 
 def _own_call(problem: Problem, kernel: str, levels: Any) -> Callable[[Any], Any]:

@@ -16,7 +16,8 @@ from int8 import recipe as recipes
 from int8.compilation import check_fusion, pack
 from int8.errors import FusionError, QuantizationError, ToolchainError
 from int8.graph.lower_linear import FusionReport
-from int8.kernels.layout import LAYOUTS
+from int8.kernels.layout import layout_of
+from int8.kernels.selection import own_kernels
 
 Batches = list[dict[str, torch.Tensor]]
 
@@ -180,7 +181,7 @@ def test_packing_keeps_the_levels(encoder: Encoder, calibration: Batches) -> Non
     quantized = int8.quantize(encoder, "sq-static", calibration)
     packed = pack(quantized)
     weight = quantized.layers[0].up.weight.qdata
-    layout = LAYOUTS[isa.effective()]
+    layout = layout_of(own_kernels(isa.effective(), 7 if isa.effective() in ("avx2", "avx512") else 8)[0])
     assert torch.equal(torch.ops.int8.unpack(packed.layers[0].up.qweight, *weight.shape, layout), weight)
     assert packed.embed.weight is quantized.embed.weight
     assert isinstance(quantized.layers[0].up, nn.Linear)

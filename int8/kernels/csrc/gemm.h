@@ -71,6 +71,7 @@ struct GemmKernel {
 
 extern const GemmKernel kGemmPortable;
 extern const GemmKernel kGemmAvx2;
+extern const GemmKernel kGemm7Avx2;  // weights of 7 bits only
 extern const GemmKernel kGemmAvx512;
 extern const GemmKernel kGemmVnni;
 extern const GemmKernel kGemmAmx;

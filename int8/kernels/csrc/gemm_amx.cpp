@@ -19,7 +19,6 @@ constexpr int64_t kTileBytes = kTileRows * kDepth;    // 1 KiB
 constexpr int64_t kChunkBytes = 512 * 1024;           // of packed A, in half of an L2 of 1 MiB or more
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -64,7 +63,11 @@ void pack_a(const int8_t* a, int64_t lda, int64_t m, int64_t k, void* packed, in
   }
 }
 
-inline int64_t chunk_blocks(const GemmCall& call) { return most(1, kChunkBytes / (kBlock * call.k)); }
+// Row blocks of a chunk. Chunks are equal: a short last one would leave a thread without work.
+inline int64_t chunk_blocks(const GemmCall& call) {
+  const int64_t blocks = row_blocks(call.m), chunks = (blocks * kBlock * call.k + kChunkBytes - 1) / kChunkBytes;
+  return (blocks + chunks - 1) / chunks;
+}
 inline int64_t column_groups(const GemmCall& call) { return (call.n + kBlock - 1) / kBlock; }
 
 int64_t units(const GemmCall& call) {

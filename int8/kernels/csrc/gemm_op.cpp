@@ -24,7 +24,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 const GemmKernel* const kKernels[] = {
-    &kGemmAmx, &kGemmAmxStream, &kGemmVnni, &kGemmAvx512, &kGemmAvx2, &kGemmPortable,
+    &kGemmAmx, &kGemmAmxStream, &kGemmVnni, &kGemmAvx512, &kGemmAvx2, &kGemm7Avx2, &kGemmPortable,
 };
 
 const GemmKernel& find_kernel(c10::string_view name) {

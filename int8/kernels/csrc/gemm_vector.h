@@ -30,7 +30,6 @@ constexpr int kFewRows = 4;
 
 // Not std::min and std::fill: their instances would be shared with files compiled for a lesser ISA.
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 inline int64_t block_rows(int64_t m) { return m <= kFewRows ? kFewRows : Isa::kRows; }
 inline int64_t row_blocks(int64_t m) { return (m + block_rows(m) - 1) / block_rows(m); }
@@ -77,9 +76,11 @@ inline void multiply(const int32_t* a, const int8_t* b, int64_t panel_bytes, int
   }
 }
 
+// Row blocks of a chunk. Chunks are equal: a short last one would leave a thread without work.
 inline int64_t chunk_blocks(const GemmCall& call) {
-  const int64_t block_bytes = block_rows(call.m) * packed_row_bytes(call.k);
-  return most(1, kChunkBytes / block_bytes);
+  const int64_t block_bytes = block_rows(call.m) * packed_row_bytes(call.k), blocks = row_blocks(call.m);
+  const int64_t chunks = (blocks * block_bytes + kChunkBytes - 1) / kChunkBytes;
+  return (blocks + chunks - 1) / chunks;
 }
 
 inline int64_t column_groups(const GemmCall& call) {
