@@ -423,7 +423,7 @@ def roofline(
     Prints peaks, each product's share of its roof, the time of linears, attention and the rest, and each recipe's
     ceiling over FP32 (Amdahl) with how much of it is reached. Also written below the results, for the site.
 
-    Exits 0 if every cell was measured, 2 if one failed.
+    Exits 0 if every cell was measured, 2 if one failed, 3 if the host was disturbed meanwhile.
     """
     from harness import doctor, progress, roofline_report
 

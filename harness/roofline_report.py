@@ -105,9 +105,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """2 if a cell failed, else 0."""
-        failed = any(one.record.status == "failed" for section in self.sections for one in section.recipes)
-        return 2 if failed else 0
+        """2 if a cell failed, 3 if none did but the host was disturbed, else 0."""
+        found = {one.record.status for section in self.sections for one in section.recipes}
+        if "failed" in found:
+            return 2
+        return 3 if "invalid" in found else 0
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def test_a_failed_cell_is_shown_with_its_reason_and_decides_the_exit_code() -> N
     found = report(FP32, failed)
     assert found.exit_code == 2
     assert report(FP32, STATIC).exit_code == 0
+    assert report(FP32, dataclasses.replace(failed, status="invalid")).exit_code == 3
     console = Console(width=240)
     with console.capture() as captured:
         console.print(roofline_report.as_table(found))
