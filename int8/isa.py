@@ -69,7 +69,7 @@ _LAYERS: Mapping[str, _Layers] = MappingProxyType(
             (
                 ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI"),
                 ("MKL_ENABLE_INSTRUCTIONS", "AVX512_E1"),
-                ("TORCHINDUCTOR_CPP_MARCH", "icelake-server"),
+                ("TORCHINDUCTOR_CPP_MARCH", "cascadelake"),
             ),
             _BEYOND_VNNI,
         ),

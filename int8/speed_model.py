@@ -7,8 +7,8 @@
 The constants come from whole-model times of 4 layers of BERT-large, 8 sequences of 128 tokens, on 2 cores of a Xeon
 with AMX (torch 2.13, torchao's SmoothQuant through Inductor): static 72 ms of which its linears take 40, dynamic 86 ms,
 BF16 103 ms, and with VNNI alone static 182 ms, dynamic 180, FP32 395 ms. 103 GFLOP of linears and 30 M quantized
-elements lie in them. For AVX512 without VNNI and for AVX2 only the ratio was looked at, on other hosts. Kernel selection, which
-measures on the host itself, decides the kernel; this decides the format, and only ratios matter.
+elements lie in them. For AVX512 without VNNI and for AVX2 only the ratio was looked at, on other hosts. Kernel
+selection, which measures on the host itself, decides the kernel; this decides the format, and only ratios matter.
 """
 
 from __future__ import annotations

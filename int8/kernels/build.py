@@ -150,7 +150,7 @@ def _build(library: Path, progress: Callable[[str], None] | None) -> None:
 
 
 def _link_flags() -> tuple[str, ...]:
-    """No OpenMP library of our own: its symbols are found in the one that torch has loaded, so all share its threads."""
+    """No OpenMP library of our own: its symbols are found in torch's, so that all share its threads."""
     libraries = Path(torch.__file__).parent / "lib"
     return (f"-L{libraries}", "-ltorch_cpu", "-lc10", "-Wl,--as-needed")
 

@@ -91,7 +91,7 @@ def preferred(times_s: Mapping[str, float]) -> str:
 
 
 def own_kernels(isa: str, weight_bits: int = 8) -> tuple[str, ...]:
-    """Names of our kernels for ``isa``, the likeliest first; none where the override says oneDNN. All read one layout."""
+    """Names of our kernels for ``isa``, the likeliest first, of one layout; none where the override says oneDNN."""
     override = os.environ.get(OVERRIDE, "auto")
     narrow = KERNELS_7BIT.get(isa, ()) if weight_bits == 7 else ()
     if override == "auto":
