@@ -28,7 +28,7 @@ from small_encoders import Encoder, make_batch, sqnr_db  # noqa: E402
 
 import int8  # noqa: E402
 from int8 import evidence, kernels  # noqa: E402
-from int8.kernels.layout import KERNELS, LAYOUTS  # noqa: E402
+from int8.kernels.layout import KERNELS, KERNELS_7BIT, layout_of  # noqa: E402
 
 M, N, K = 65, 70, 772
 
@@ -63,17 +63,20 @@ def wrong_products() -> dict[str, int]:
     wide = torch.randint(-128, 128, (N, K), dtype=torch.int8, generator=generator)
     levels[0], levels[1] = 127, -128
     wide[0], wide[1] = 127, -128
-    exact = levels.double() @ wide.double().t()
-    wrong = {name: int((_own(levels, wide, name) != exact).sum()) for name in KERNELS[isa.effective()]}
-    # oneDNN multiplies unsigned by signed where there is no VNNI: its weights keep to 7 bits there.
-    bound = 127 if isa.effective() in ("amx", "vnni") else 63
-    narrow = wide.clamp(-bound, bound)
-    result = _onednn((levels.int() + 128).to(torch.uint8), narrow)
-    return wrong | {"onednn": int((result != levels.double() @ narrow.double().t()).sum())}
+    # What adds pairs of unsigned x signed products in 16 bit is given 7-bit weights.
+    narrow, mask = wide.clamp(-63, 63), isa.effective()
+    wrong = {name: _differences(levels, wide, _own(levels, wide, name)) for name in KERNELS[mask]}
+    wrong |= {name: _differences(levels, narrow, _own(levels, narrow, name)) for name in KERNELS_7BIT.get(mask, ())}
+    weight = wide if mask in ("amx", "vnni") else narrow
+    return wrong | {"onednn": _differences(levels, weight, _onednn((levels.int() + 128).to(torch.uint8), weight))}
+
+
+def _differences(levels: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int:
+    return int((result != levels.double() @ weight.double().t()).sum())
 
 
 def _own(levels: torch.Tensor, weight: torch.Tensor, kernel: str) -> torch.Tensor:
-    packed = torch.ops.int8.pack(weight, LAYOUTS[isa.effective()])
+    packed = torch.ops.int8.pack(weight, layout_of(kernel))
     nothing = (None, None, None, None, "none", None, None, None, None, False)
     result: torch.Tensor = torch.ops.int8.gemm(
         levels, [packed], [weight.shape[0]], torch.ones(weight.shape[0]), *nothing, torch.float32, kernel

@@ -11,7 +11,7 @@ from torch import Tensor
 from int8 import evidence, isa, kernels
 from int8.errors import QuantizationError
 from int8.kernels import selection
-from int8.kernels.layout import KERNELS
+from int8.kernels.layout import KERNELS, KERNELS_7BIT
 from int8.kernels.selection import ONEDNN, Problem
 
 kernels.load()
@@ -36,20 +36,20 @@ def test_noise_is_no_reason_to_leave_the_first_kernel() -> None:
 
 
 def test_a_choice_is_measured_once_kept_and_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = selection.choose(PROBLEM, ISA)
-    assert set(first.times_s) == {*KERNELS[ISA], ONEDNN}
+    first = selection.choose(PROBLEM, ISA, 7)
+    assert set(first.times_s) == {*selection.own_kernels(ISA, 7), ONEDNN}
     assert all(seconds > 0 for seconds in first.times_s.values())
     assert evidence._described(first)["times_s"] == dict(first.times_s)
     assert first in selection.choices()
     (file,) = (fresh / "selection").iterdir()
     monkeypatch.setattr(selection, "_measured", lambda *_: pytest.fail("measured again"))
-    assert selection.choose(PROBLEM, ISA) == first
+    assert selection.choose(PROBLEM, ISA, 7) == first
     monkeypatch.setattr(selection, "_chosen", {})
-    assert selection.choose(PROBLEM, ISA) == first, "read from disk"
+    assert selection.choose(PROBLEM, ISA, 7) == first, "read from disk"
     file.write_text("{")
     monkeypatch.setattr(selection, "_measured", lambda problem, *_: selection.Choice(problem, "measured", {}))
     monkeypatch.setattr(selection, "_chosen", {})
-    assert selection.choose(PROBLEM, ISA).kernel == "measured", "a damaged cache costs time alone"
+    assert selection.choose(PROBLEM, ISA, 7).kernel == "measured", "a damaged cache costs time alone"
 
 
 def test_kept_choices_are_of_one_isa_and_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_weights_are_measured_out_of_cache(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(selection, "_own_call", recording)
     problem = Problem(4, 1024, 1024, "none", "float32")
-    call = selection._call(problem, KERNELS[ISA][0], selection.LAYOUTS[ISA])
+    call = selection._call(problem, KERNELS[ISA][0])
     for _ in range(48):
         call()
     turn = len(set(addresses))
@@ -82,14 +82,14 @@ def test_weights_are_measured_out_of_cache(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_would_saturate_is_no_candidate(fresh: Path) -> None:
-    choice = selection.choose(PROBLEM, "avx2", onednn=False)
+    choice = selection.choose(PROBLEM, "avx2", 8)
     assert (choice.kernel, dict(choice.times_s)) == ("int8:avx2", {})
 
 
 def test_the_override_is_obeyed(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (ONEDNN, KERNELS[ISA][-1], "int8:portable"):
+    for name in (ONEDNN, *KERNELS[ISA], *KERNELS_7BIT.get(ISA, ()), "int8:portable"):
         monkeypatch.setenv(selection.OVERRIDE, name)
-        assert selection.choose(PROBLEM, ISA).kernel == name
+        assert selection.choose(PROBLEM, ISA, 7).kernel == name
     monkeypatch.setenv(selection.OVERRIDE, "int8:other")
     with pytest.raises(QuantizationError, match="names no kernel"):
         selection.choose(PROBLEM, ISA)
