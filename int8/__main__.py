@@ -1,4 +1,4 @@
-"""The library's own verb: ``python -m int8 quantize MODEL --recipe R --out DIR [--package]``."""
+"""The library's own verbs: ``python -m int8 quantize MODEL --recipe R --out DIR [--package]`` and ``build``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ _BATCH = 16
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="INT8 encoders in plain PyTorch.")
 
 
-@app.callback()
-def _main() -> None:
-    """Makes ``quantize`` a verb of its own, so that others can stand beside it."""
+@app.command(epilog="Example: INT8_CACHE=/var/cache/int8 python -m int8 build")
+def build() -> None:
+    """Compile the kernels now, into INT8_CACHE or the user's cache, instead of when a model is first compiled."""
+    from int8.kernels import build as kernels
+
+    print(kernels.build(progress=lambda name: print(f"compiled {name}", file=sys.stderr, flush=True)))
 
 
 @app.command(

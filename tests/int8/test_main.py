@@ -78,3 +78,9 @@ def test_bad_input_is_one_clear_line(
     assert (done.returncode, done.stderr.count("error:")) == (code, 1), done.stderr
     assert said in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_build_prints_the_library(tmp_path: Path) -> None:
+    done = run("build")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).suffix == ".so"
