@@ -10,7 +10,8 @@ PANEL, DEPTH = 16, 64
 #: ISA -> layout of the weights that its kernels read, and the kernels to choose from, the likeliest first.
 LAYOUTS = {"amx": "k4", "vnni": "k4", "avx512": "k2", "avx2": "k2"}
 KERNELS = {
-    "amx": ("int8:amx_stream", "int8:amx"),
+    # The last one for few rows: tiles have to be set up. It reads the same layout.
+    "amx": ("int8:amx_stream", "int8:amx", "int8:vnni"),
     "vnni": ("int8:vnni",),
     "avx512": ("int8:avx512",),
     "avx2": ("int8:avx2",),

@@ -15,7 +15,7 @@ from int8.kernels import build
 from int8.kernels.layout import KERNELS, KERNELS_7BIT, layout_of, packed_bytes
 
 NARROW = {name for names in KERNELS_7BIT.values() for name in names}
-EVERY_KERNEL = [*(name for names in KERNELS.values() for name in names), *sorted(NARROW), "int8:portable"]
+EVERY_KERNEL = [*dict.fromkeys(name for names in KERNELS.values() for name in names), *sorted(NARROW), "int8:portable"]
 SUPPORTED = {name for one in isa.supported() for name in (*KERNELS[one], *KERNELS_7BIT.get(one, ()))} | {
     "int8:portable"
 }
