@@ -425,12 +425,19 @@ class _Group:
             session.tell("notice", f"memory holds {len(live)} workers at once; {len(self._waiting)} more follow")
 
     def _prepare_all(self, members: Sequence[_Member]) -> None:
-        """Prepare some members, at the same time where there are several."""
-        if len(members) == 1:
-            self._guard(members[0], None, lambda: self._prepare(members[0]))
+        """Prepare some members, at the same time where there are several.
+
+        All are started here: Linux ends a worker when the thread that started it ends, not only with the process.
+        """
+        for member in members:
+            self._guard(member, None, lambda m=member: self._start(m))  # type: ignore[misc]
+        alive = [member for member in members if member.handle is not None]
+        if len(alive) < 2:
+            for member in alive:
+                self._guard(member, None, lambda m=member: self._prepare(m))  # type: ignore[misc]
             return
-        with ThreadPoolExecutor(len(members)) as pool:
-            started = [pool.submit(self._guard, one, None, lambda m=one: self._prepare(m)) for one in members]  # type: ignore[misc]
+        with ThreadPoolExecutor(len(alive)) as pool:
+            started = [pool.submit(self._guard, one, None, lambda m=one: self._prepare(m)) for one in alive]  # type: ignore[misc]
             try:
                 for one in started:
                     one.result()
@@ -449,18 +456,23 @@ class _Group:
         instances = Scenario.parse(self._scenarios[0]).instances
         return memory_holds(self._model_bytes, peaks, _available_bytes(), fingerprint.memory_limit_bytes(), instances)
 
-    def _prepare(self, member: _Member) -> None:
-        """Start the worker, make its model ready, compile all its scenarios, prove what runs, judge accuracy."""
+    def _start(self, member: _Member) -> None:
+        """Start the member's worker."""
         session, cells = self._session, member.cells
-        first = cells[0]
-        judged_in = _judged_in(cells) if first.task else None
-        limit = _limit(first, session.options)
+        judged_in = _judged_in(cells) if cells[0].task else None
+        limit = _limit(cells[0], session.options)
         spec = worker_spec(cells, session.cpus, judged_in, limit, session.options.sources)
-        if self._stopped:
-            return
-        session.tell("worker", f"{spec.label}: start", first.key)
+        session.tell("worker", f"{spec.label}: start", cells[0].key)
         member.handle = team.start(spec, session.path(".log"), session.options.timeouts)
-        ready = member.handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
+
+    def _prepare(self, member: _Member) -> None:
+        """Make the worker's model ready, compile all its scenarios, prove what runs, judge accuracy."""
+        session, cells, handle = self._session, member.cells, member.handle
+        if self._stopped or handle is None:
+            return
+        first, spec = cells[0], handle.spec
+        judged_in = _judged_in(cells) if first.task else None
+        ready = handle.prepare(lambda phase: session.tell("phase", f"{spec.label}: {phase}", first.key))
         session.tell("phase", f"{spec.label}: compile", first.key, _PREPARE_S)
         member.seconds = ready["seconds"]
         member.memory = Memory(**ready["memory"])
@@ -506,12 +518,13 @@ class _Group:
         }
         for member, measured in taking.values():
             self._guard(member, scenario, lambda m=member, r=measured: self._warm_up(m, scenario, r))  # type: ignore[misc]
-        budgets = {key: self._budget(member) for key, (member, _) in taking.items()}
+        # A worker that died in its warm-up has none.
+        budgets = {key: self._budget(member) for key, (member, _) in taking.items() if member.handle is not None}
         for turn in range(max((budget.rounds for budget in budgets.values()), default=0)):
             order = list(taking) if turn % 2 == 0 else list(reversed(taking))
             for key in order:
                 member, measured = taking[key]
-                if turn < budgets[key].rounds and member.handle is not None:
+                if member.handle is not None and turn < budgets[key].rounds:
                     self._guard(
                         member,
                         scenario,

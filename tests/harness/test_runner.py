@@ -257,7 +257,6 @@ def test_a_cell_is_replayed_by_its_name(tmp_path: Path) -> None:
     ("key", "says"),
     [
         ("tiny-bert/torchao/fp32/native/single:s16", "int8/fp32"),
-        ("tiny-bert/int8/fp32/native/multi:1x1:b1:s16", "multi"),
         ("tiny-bert/int8/fp32", "is not a cell"),
         ("bert-large/int8/fp32/native/single:s16@squad", "squad cannot judge bert-large; name its checkpoint"),
     ],
