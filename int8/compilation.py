@@ -27,6 +27,7 @@ from int8.graph.fuse_linear import FuseLinears
 from int8.graph.lower_linear import FusionReport, reporting
 from int8.graph.protect_inputs import ProtectInputs
 from int8.kernels import selection
+from int8.kernels.check import check
 from int8.kernels.layout import layout_of
 from int8.quantization import quantized_modules
 from int8.recipe import Recipe
@@ -82,6 +83,7 @@ def packed_call(weight: Int8Weight) -> LinearCall:
         _refuse_saturation(weight, isa)
         return call
     kernels.load()
+    check(names)
     layout = layout_of(names[0])
     packed = torch.ops.int8.pack(weight.qdata, layout)
     constants = {**call.constants, "layout": layout, "weight_bits": weight.bits}

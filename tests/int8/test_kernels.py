@@ -11,7 +11,7 @@ from torch import Tensor
 
 from int8 import isa, kernels
 from int8.errors import ToolchainError
-from int8.kernels import build
+from int8.kernels import build, check
 from int8.kernels.layout import KERNELS, KERNELS_7BIT, layout_of, packed_bytes
 
 NARROW = {name for names in KERNELS_7BIT.values() for name in names}
@@ -235,6 +235,17 @@ def test_no_kernel_of_this_cpu_is_skipped() -> None:
     if isa.describe()["amx"] == "denied":
         runs -= set(KERNELS["amx"])
     assert runs == SUPPORTED
+
+
+def test_a_kernel_is_checked_before_it_is_trusted(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check.check.cache_clear()
+    check.check((kernel,))
+    # What a miscompiled kernel does: weights that are read in another order than they were packed in.
+    monkeypatch.setattr(check, "layout_of", lambda name: "k2" if layout_of(name) == "k4" else "k4")
+    check.check.cache_clear()
+    with pytest.raises(ToolchainError, match=f"{kernel} computes wrong numbers"):
+        check.check((kernel,))
+    check.check.cache_clear()
 
 
 # --- emulation ------------------------------------------------------------------------------------------------------
