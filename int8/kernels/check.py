@@ -1,7 +1,7 @@
 """Checks kernels where they will run, before anything is trusted to them.
 
-A compiler that drops a store or a CPU with a fault makes a kernel that is fast and wrong. A product of ragged sizes with
-every part of the epilogue takes a millisecond and shows it.
+A compiler that drops a store or a CPU with a fault makes a kernel that is fast and wrong. A product of ragged sizes,
+with most parts of the epilogue, takes a millisecond and shows it.
 """
 
 from __future__ import annotations
