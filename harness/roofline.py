@@ -187,23 +187,18 @@ class Ceiling:
 # --- a model's products -----------------------------------------------------------------------------------------------
 
 
-def linears(shape: EncoderShape, batch: int, seq: int, joint: bool) -> tuple[Product, ...]:
+def linears(shape: EncoderShape, batch: int, seq: int, joint: int) -> tuple[Product, ...]:
     """The distinct linears of an encoder for ``batch`` sequences of ``seq`` tokens.
 
     Args:
-        joint: query, key and value are one product.
+        joint: layers whose query, key and value are one product.
     """
     tokens, hidden, inner, layers = batch * seq, shape.hidden, shape.intermediate, shape.layers
-    if joint:
-        projections = [
-            Product("query, key, value", "linear", tokens, 3 * hidden, hidden, layers),
-            Product("attention output", "linear", tokens, hidden, hidden, layers),
-        ]
-    else:
-        label = "query, key, value, attention output"
-        projections = [Product(label, "linear", tokens, hidden, hidden, 4 * layers)]
+    square = "attention output" if joint == layers else "query, key, value, attention output"
+    together = (Product("query, key, value in one", "linear", tokens, 3 * hidden, hidden, joint),) if joint else ()
     return (
-        *projections,
+        *together,
+        Product(square, "linear", tokens, hidden, hidden, layers + 3 * (layers - joint)),
         Product("first FFN linear", "linear", tokens, inner, hidden, layers),
         Product("second FFN linear", "linear", tokens, hidden, inner, layers),
     )
@@ -331,13 +326,14 @@ def ceiling(
 # --- a profile's kernels as products ----------------------------------------------------------------------------------
 
 
-def runs_jointly(shape: EncoderShape, kernels: Iterable[Kernel]) -> bool:
-    """Whether the profile's kernels compute query, key and value in one product."""
+def joint_layers(shape: EncoderShape, kernels: Iterable[Kernel]) -> int:
+    """Layers whose query, key and value are one product, by the kernels of one pass."""
     width = 3 * shape.hidden
     if width == shape.intermediate:  # not to be told apart by size, and no model has it
-        return False
-    found = (_operands(kernel) for kernel in kernels if kernel.kind == "linear")
-    return any(first[-1] == shape.hidden and _holds_weight(rest, width, shape.hidden) for first, rest in found if first)
+        return 0
+    found = ((kernel.calls, *_operands(kernel)) for kernel in kernels if kernel.kind == "linear")
+    calls = [n for n, x, rest in found if x and x[-1] == shape.hidden and _holds_weight(rest, width, shape.hidden)]
+    return min(sum(calls), shape.layers)
 
 
 def seconds_of(products: Sequence[Product], kernels: Iterable[Kernel]) -> dict[str, float]:
@@ -366,17 +362,28 @@ def _computes(kernel: Kernel, product: Product) -> bool:
 
 
 def _operands(kernel: Kernel) -> tuple[Shape, tuple[Shape, ...]]:
-    """The input, which is the first argument with rows, and the others; () where there is none."""
+    """The input, which is the first argument with rows, and what tells of the weight; () where there is no input.
+
+    Weights of our own kernels are packed into one dimension, so that what else has rows there is a residual.
+    """
     place = next((place for place, shape in enumerate(kernel.shapes) if len(shape) > 1), None)
     if place is None:
         return (), kernel.shapes
-    return kernel.shapes[place], kernel.shapes[:place] + kernel.shapes[place + 1 :]
+    rest = kernel.shapes[:place] + kernel.shapes[place + 1 :]
+    ours = kernel.name.startswith("int8::")
+    return kernel.shapes[place], tuple(shape for shape in rest if len(shape) == 1) if ours else rest
 
 
 def _holds_weight(shapes: Iterable[Shape], n: int, k: int) -> bool:
-    """Whether one of ``shapes`` is a weight of n rows and k columns: as such, turned, or packed (padded, with sums)."""
+    """Whether ``shapes``, those after a linear's input, tell of a weight of n rows and k columns.
+
+    It is there as such, turned, or packed (padded, with sums). Where the profiler shows no weight, because it is packed
+    into something opaque, the first vector tells n: each of our kernels takes the weight's scales first.
+    """
+    listed = list(shapes)
+    plain = [shape for shape in listed if len(shape) == 2]
+    vectors = [shape[0] for shape in listed if len(shape) == 1]
     largest = 1.05 * (n + 15) * (k + 64)
-    return any(
-        sorted(shape) == sorted((n, k)) if len(shape) == 2 else len(shape) == 1 and n * k <= shape[0] <= largest
-        for shape in shapes
-    )
+    if any(sorted(shape) == sorted((n, k)) for shape in plain) or any(n * k <= size <= largest for size in vectors):
+        return True
+    return not plain and vectors[:1] == [n]

@@ -231,7 +231,7 @@ def _points(cell: Cell, profiled: Sequence[Kernel], shape: EncoderShape | None, 
     if shape is None:
         return ()
     load = Scenario.parse(cell.scenario)
-    joint = roofline.runs_jointly(shape, profiled)
+    joint = roofline.joint_layers(shape, profiled)
     linears = roofline.linears(shape, load.batch, load.seq, joint)
     products = (*linears, *roofline.attention(shape, load.batch, load.seq))
     seconds = roofline.seconds_of(products, profiled)

@@ -104,7 +104,7 @@ class RunOptions:
         max_workers: bound on live workers; None leaves it to the memory. At least two, so that there is a comparison.
         sources: the user's own checkpoints and data.
         preload: libraries that workers are started with; empty for those of the profile.
-        on_kernels: is told of each profiled cell the sizes of its encoder and the kernels of all profiled rounds.
+        on_kernels: is told of each profiled cell the sizes of its encoder and the kernels of one pass.
     """
 
     profile: Profile
@@ -549,7 +549,7 @@ class _Group:
         cell, tell = _cell(member, scenario), self._session.options.on_kernels
         assert member.handle is not None and tell is not None
         if cell is not None:
-            tell(cell, member.handle.request("shape")["shape"], tuple(measured.kernels))
+            tell(cell, member.handle.request("shape")["shape"], time_split.merged(measured.kernels))
 
     def _splittable(self, spec: WorkerSpec, scenario: str) -> bool:
         """Whether torch's profiler can see what a worker runs, and looking is worth its time."""

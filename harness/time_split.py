@@ -10,6 +10,7 @@ Importing this module imports no torch; profiling does.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import statistics
@@ -119,6 +120,17 @@ def profile(call: Callable[[], object], seconds: float, min_passes: int, max_pas
     found = [list(_outermost(root.cpu_children)) for root in roots]
     passes = tuple(_pass(root, events) for root, events in zip(roots, found, strict=True))
     return Profiled(t0, passes, kernels([event for events in found for event in events], len(roots)))
+
+
+def merged(rounds: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """Kernels of several profiles of one pass: one for each name and shapes, with the median of its seconds."""
+    grouped: dict[tuple[str, tuple[Shape, ...]], list[Kernel]] = {}
+    for kernel in rounds:
+        grouped.setdefault((kernel.name, kernel.shapes), []).append(kernel)
+    return tuple(
+        dataclasses.replace(found[0], seconds=statistics.median(kernel.seconds for kernel in found))
+        for found in grouped.values()
+    )
 
 
 def kernels(events: Iterable[Any], passes: int) -> tuple[Kernel, ...]:

@@ -22,7 +22,7 @@ MACHINE = Machine(
 
 
 def test_the_linears_of_bert_large_by_hand() -> None:
-    found = roofline.linears(LARGE, batch=8, seq=128, joint=True)
+    found = roofline.linears(LARGE, batch=8, seq=128, joint=24)
     assert [(p.m, p.n, p.k, p.calls) for p in found] == [
         (1024, 3072, 1024, 24),
         (1024, 1024, 1024, 24),
@@ -35,8 +35,8 @@ def test_the_linears_of_bert_large_by_hand() -> None:
 
 
 def test_projections_apart_are_one_shape_called_four_times_a_layer() -> None:
-    apart = roofline.linears(LARGE, 8, 128, joint=False)
-    joint = roofline.linears(LARGE, 8, 128, joint=True)
+    apart = roofline.linears(LARGE, 8, 128, joint=0)
+    joint = roofline.linears(LARGE, 8, 128, joint=24)
     assert [(p.n, p.calls) for p in apart] == [(1024, 96), (4096, 24), (1024, 24)]
     assert sum(p.calls * p.operations for p in apart) == sum(p.calls * p.operations for p in joint)
 
@@ -175,7 +175,7 @@ def kernel(name: str, kind: str, seconds: float, *shapes: tuple[int, ...]) -> Ke
 
 
 def test_kernels_are_recognised_by_the_shapes_they_were_given() -> None:
-    products = (*roofline.linears(MINILM, 8, 128, joint=False), *roofline.attention(MINILM, 8, 128))
+    products = (*roofline.linears(MINILM, 8, 128, joint=0), *roofline.attention(MINILM, 8, 128))
     kernels = [
         kernel("mkl::_mkl_linear", "linear", 1.0, (1024, 384), (1459233, 1), (384, 384)),
         kernel("onednn::qlinear_pointwise", "linear", 2.0, (1024, 384), (384, 1536), (1536,), (1536,)),
@@ -193,7 +193,7 @@ def test_kernels_are_recognised_by_the_shapes_they_were_given() -> None:
 
 def test_packed_weights_residuals_and_batched_products_are_recognised() -> None:
     # M equals K here, so that a residual (M, N) looks like an input
-    products = (*roofline.linears(LARGE, 8, 128, joint=True), *roofline.attention(LARGE, 8, 128))
+    products = (*roofline.linears(LARGE, 8, 128, joint=24), *roofline.attention(LARGE, 8, 128))
     packed = 1024 * 4096 + 4 * 1024
     kernels = [
         kernel("int8::gemm", "linear", 1.0, (8, 128, 1024), (3072 * 1024 + 4 * 3072,), (3072,), (3072,)),
@@ -208,9 +208,27 @@ def test_packed_weights_residuals_and_batched_products_are_recognised() -> None:
     assert set(found) == {product.label for product in products} - {roofline.FUSED_ATTENTION}
 
 
-def test_a_joint_projection_is_seen_in_the_profile() -> None:
-    joint = [kernel("int8::gemm", "linear", 1.0, (1024, 384), (1152 * 384 + 4 * 1152,))]
-    apart = [kernel("int8::gemm", "linear", 1.0, (1024, 384), (384, 384))]
-    assert roofline.runs_jointly(MINILM, joint)
-    assert not roofline.runs_jointly(MINILM, apart)
-    assert not roofline.runs_jointly(MINILM, [])
+def test_joint_projections_are_counted_in_the_profile() -> None:
+    joint = kernel("int8::gemm", "linear", 1.0, (1024, 384), (1152 * 384 + 4 * 1152,))
+    apart = kernel("onednn::qlinear_pointwise", "linear", 1.0, (1024, 384), (384, 384))
+    assert roofline.joint_layers(MINILM, [joint]) == 6
+    assert roofline.joint_layers(MINILM, [apart]) == 0
+    assert roofline.joint_layers(MINILM, []) == 0
+    some = Kernel(joint.name, "linear", joint.shapes, 2, 1.0)
+    assert roofline.joint_layers(MINILM, [some, apart]) == 2
+    together, square, *_ = roofline.linears(MINILM, 8, 128, joint=2)
+    assert (together.n, together.calls) == (1152, 2)
+    assert (square.n, square.calls) == (384, 6 + 3 * 4)
+
+
+def test_a_weight_that_the_profiler_does_not_show_is_told_by_its_scales() -> None:
+    """As `int8::gemm` appears: levels, scales, bias, and what is fused; the packed weight is opaque."""
+    products = roofline.linears(LARGE, 8, 128, joint=24)
+    kernels = [
+        kernel("int8::gemm", "linear", 1.0, (8, 128, 1024), (3072,), (3072,), (1024,)),  # with a scale a row
+        kernel("int8::gemm", "linear", 2.0, (8, 128, 1024), (1024,), (1024,), (8, 128, 1024)),  # with a residual
+        kernel("int8::gemm", "linear", 3.0, (8, 128, 1024), (4096,), (4096,), (4096,)),
+        kernel("int8::gemm", "linear", 4.0, (1024, 4096), (1024,), (1024,), (1024, 1024)),
+    ]
+    assert list(roofline.seconds_of(products, kernels).values()) == [1.0, 2.0, 3.0, 4.0]
+    assert roofline.joint_layers(LARGE, kernels) == 6

@@ -55,6 +55,12 @@ def test_a_kernel_comes_back_from_json() -> None:
     assert Kernel.from_json(data) == kernel
 
 
+def test_rounds_of_one_pass_are_merged_by_name_and_shapes() -> None:
+    rounds = [Kernel("int8::gemm", "linear", ((8, 16),), 3, seconds) for seconds in (0.1, 0.9, 0.2)]
+    other = Kernel("int8::gemm", "linear", ((8, 32),), 3, 0.5)
+    assert time_split.merged([*rounds, other]) == (Kernel("int8::gemm", "linear", ((8, 16),), 3, 0.2), other)
+
+
 def test_a_real_pass_is_split_and_its_kernels_have_shapes() -> None:
     import torch
     from torch import nn
