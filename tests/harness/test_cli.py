@@ -432,7 +432,7 @@ def test_a_fault_is_never_taken_for_a_regression(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(Store, "listing", fail)
+    monkeypatch.setattr(Store, "load", fail)
     code, _, err = harness("gate", "--results", str(store.root))
     assert code == 70
     assert "Traceback" in err and is_one_line(err.splitlines(keepends=True)[-1])
