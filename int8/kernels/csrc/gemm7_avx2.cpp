@@ -1,6 +1,7 @@
 // AVX2 for weights that keep to 7 bits: vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bit, which
 // 2 x 255 x 63 does not overflow. A third fewer instructions than widening to 16 bit first.
 #include "intrinsics.h"
+#include "levels.h"
 
 namespace {
 
@@ -27,12 +28,7 @@ struct Isa {
     acc.half[0] = _mm256_add_epi32(acc.half[0], products(both, w.half[0]));
     acc.half[1] = _mm256_add_epi32(acc.half[1], products(both, w.half[1]));
   }
-  // Flipping the sign bit of a byte adds 128 to it. Bytes beyond K multiply zeros of B, whatever they hold.
-  static inline int32_t group(const int8_t* from, int count) {
-    uint32_t word = 0;
-    __builtin_memcpy(&word, from, count < 4 ? count : 4);
-    return static_cast<int32_t>(word ^ 0x80808080u);
-  }
+  static inline int32_t group(const int8_t* from, int count) { return unsigned_quad(from, count); }
   static inline void store(int32_t* to, const Acc& acc) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to), acc.half[0]);
     _mm256_store_si256(reinterpret_cast<__m256i*>(to) + 1, acc.half[1]);

@@ -1,6 +1,7 @@
 // AVX2 without VNNI. Levels are widened to 16 bit and multiplied by vpmaddwd: exact with full 8-bit weights, where
 // the unsigned x signed vpmaddubsw saturates, and on these cores just as many products a cycle.
 #include "intrinsics.h"
+#include "levels.h"
 
 namespace {
 
@@ -24,11 +25,7 @@ struct Isa {
     acc.half[0] = _mm256_add_epi32(acc.half[0], _mm256_madd_epi16(both, w.half[0]));
     acc.half[1] = _mm256_add_epi32(acc.half[1], _mm256_madd_epi16(both, w.half[1]));
   }
-  static inline int32_t group(const int8_t* from, int count) {
-    const uint32_t low = static_cast<uint16_t>(static_cast<int16_t>(from[0]));
-    const uint32_t high = count > 1 ? static_cast<uint16_t>(static_cast<int16_t>(from[1])) : 0;
-    return static_cast<int32_t>(low | high << 16);
-  }
+  static inline int32_t group(const int8_t* from, int count) { return widened_pair(from, count); }
   static inline void store(int32_t* to, const Acc& acc) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to), acc.half[0]);
     _mm256_store_si256(reinterpret_cast<__m256i*>(to) + 1, acc.half[1]);

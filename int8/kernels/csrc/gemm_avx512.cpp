@@ -1,5 +1,6 @@
 // AVX512 without VNNI: as the AVX2 kernel, with vectors twice as wide. Exact with full 8-bit weights.
 #include "intrinsics.h"
+#include "levels.h"
 
 namespace {
 
@@ -16,11 +17,7 @@ struct Isa {
   static inline void dot(Acc& acc, const int32_t& a, const Weights& w) {
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_set1_epi32(a), w));
   }
-  static inline int32_t group(const int8_t* from, int count) {
-    const uint32_t low = static_cast<uint16_t>(static_cast<int16_t>(from[0]));
-    const uint32_t high = count > 1 ? static_cast<uint16_t>(static_cast<int16_t>(from[1])) : 0;
-    return static_cast<int32_t>(low | high << 16);
-  }
+  static inline int32_t group(const int8_t* from, int count) { return widened_pair(from, count); }
   static inline void store(int32_t* to, const Acc& acc) { _mm512_store_si512(to, acc); }
 };
 

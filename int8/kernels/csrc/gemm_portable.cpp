@@ -1,6 +1,8 @@
 // Plain C++ for any CPU: the reference that the other kernels are tested against.
 #include <cstdint>
 
+#include "levels.h"
+
 namespace {
 
 struct Isa {
@@ -19,11 +21,7 @@ struct Isa {
     const int32_t low = static_cast<int16_t>(a & 0xffff), high = a >> 16;
     for (int j = 0; j < 16; ++j) acc.lane[j] += low * w.from[2 * j] + high * w.from[2 * j + 1];
   }
-  static inline int32_t group(const int8_t* from, int count) {
-    const uint32_t low = static_cast<uint16_t>(static_cast<int16_t>(from[0]));
-    const uint32_t high = count > 1 ? static_cast<uint16_t>(static_cast<int16_t>(from[1])) : 0;
-    return static_cast<int32_t>(low | high << 16);
-  }
+  static inline int32_t group(const int8_t* from, int count) { return widened_pair(from, count); }
   static inline void store(int32_t* to, const Acc& acc) {
     for (int j = 0; j < 16; ++j) to[j] = acc.lane[j];
   }

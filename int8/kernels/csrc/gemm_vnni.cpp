@@ -1,6 +1,7 @@
 // AVX512-VNNI: vpdpbusd multiplies unsigned by signed bytes and adds four products in 32 bit without saturation. Levels
 // of A become unsigned by adding 128; the epilogue takes 128 times the column sums off again.
 #include "intrinsics.h"
+#include "levels.h"
 
 namespace {
 
@@ -15,12 +16,7 @@ struct Isa {
   static inline void dot(Acc& acc, const int32_t& a, const Weights& w) {
     acc = _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(a), w);
   }
-  // Flipping the sign bit of a byte adds 128 to it. Bytes beyond K multiply zeros of B, whatever they hold.
-  static inline int32_t group(const int8_t* from, int count) {
-    uint32_t word = 0;
-    __builtin_memcpy(&word, from, count < 4 ? count : 4);
-    return static_cast<int32_t>(word ^ 0x80808080u);
-  }
+  static inline int32_t group(const int8_t* from, int count) { return unsigned_quad(from, count); }
   static inline void store(int32_t* to, const Acc& acc) { _mm512_store_si512(to, acc); }
 };
 
