@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +18,9 @@ TORCH = "torch"
 
 #: Environment variable that overrides measuring: ``ours``, ``torch`` or ``auto``.
 OVERRIDE = "INT8_ATTENTION"
+
+#: Begins the name of the file of measured times.
+_KIND = "attention-"
 
 #: ISA -> our kernel for FP32 and for BF16 operands. BF16 is widened to FP32 where there are no BF16 tiles.
 _KERNELS = {
@@ -86,7 +86,7 @@ def choose(problem: AttentionProblem, isa: str) -> AttentionChoice:
     if wanted == "ours":
         return AttentionChoice(problem, kernel, {})
     if (problem, kernel) not in _chosen:
-        times_s = _remembered(problem, kernel) or _measured(problem, kernel)
+        times_s = selection.remembered(problem.name, (kernel, TORCH), _KIND) or _measured(problem, kernel)
         _chosen[problem, kernel] = AttentionChoice(problem, selection.preferred(times_s), times_s)
     return _chosen[problem, kernel]
 
@@ -100,7 +100,7 @@ def _measured(problem: AttentionProblem, kernel: str) -> dict[str, float]:
     # Compilers call this while they trace: the tensors here are real, and autocast changes nothing.
     with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         times_s = selection.measure(_candidates(problem, kernel))
-    _remember(problem, times_s)
+    selection.remember(problem.name, times_s, _KIND)
     return times_s
 
 
@@ -123,35 +123,3 @@ def _candidates(problem: AttentionProblem, kernel: str) -> dict[str, Callable[[]
         kernel: lambda: torch.ops.int8.attention(query, key, value, keep, scale, kernel),
         TORCH: lambda: flash(query, key, value, attn_mask=bias, scale=scale),
     }
-
-
-def _file() -> Path:
-    return build.cache_folder() / "selection" / f"attention-{selection._host_key()}.json"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        found = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _remembered(problem: AttentionProblem, kernel: str) -> dict[str, float] | None:
-    times = _read().get(problem.name)
-    if not isinstance(times, dict) or set(times) != {kernel, TORCH}:
-        return None
-    return {name: float(times[name]) for name in (kernel, TORCH)}
-
-
-def _remember(problem: AttentionProblem, times_s: Mapping[str, float]) -> None:
-    """Add to the file; a cache that cannot be written only costs time."""
-    path = _file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {**_read(), problem.name: dict(times_s)}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(content, file, indent=1)
-        Path(file.name).replace(path)
-    except OSError:
-        return

@@ -6,7 +6,6 @@ before. Kernels that win with warm weights and lose in a model are a known trap 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -119,7 +118,8 @@ def choose(problem: Problem, isa: str, weight_bits: int = 8) -> Choice:
     if len(candidates) == 1:
         choice = Choice(problem, candidates[0], {})
     else:
-        choice = _remembered(problem, candidates) or _measured(problem, candidates)
+        known_s = remembered(_name(problem), candidates)
+        choice = Choice(problem, preferred(known_s), known_s) if known_s else _measured(problem, candidates)
     _chosen[problem, candidates] = choice
     return choice
 
@@ -132,10 +132,9 @@ def choices() -> tuple[Choice, ...]:
 def _measured(problem: Problem, candidates: Sequence[str]) -> Choice:
     # Compilers call this while they trace: the tensors here are real, and autocast changes nothing.
     with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        choice = Choice(problem, "", measure({name: _call(problem, name) for name in candidates}))
-    choice = dataclasses.replace(choice, kernel=preferred(choice.times_s))
-    _remember(choice)
-    return choice
+        times_s = measure({name: _call(problem, name) for name in candidates})
+    remember(_name(problem), times_s)
+    return Choice(problem, preferred(times_s), times_s)
 
 
 def _call(problem: Problem, kernel: str) -> Callable[[], Any]:
@@ -213,8 +212,8 @@ def _epilogue(problem: Problem) -> tuple[str, Any, Any]:
     return post, residual, torch.rand(problem.n) if "int8" in extras else None
 
 
-def _file() -> Path:
-    return cache_folder() / "selection" / f"{_host_key()}.json"
+def _file(kind: str) -> Path:
+    return cache_folder() / "selection" / f"{kind}{_host_key()}.json"
 
 
 @functools.cache
@@ -235,33 +234,38 @@ def _cpu_model() -> str:
     return ";".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _remembered(problem: Problem, candidates: Sequence[str]) -> Choice | None:
-    times = _read().get(_name(problem))
+def remembered(name: str, candidates: Sequence[str], kind: str = "") -> dict[str, float] | None:
+    """Seconds of each candidate, in their order, as an earlier process measured them; None if it measured others.
+
+    Args:
+        name: the problem as the file calls it.
+        kind: begins the file's name; each kind of problem has a file of its own.
+    """
+    times = _read(kind).get(name)
     if not isinstance(times, dict) or set(times) != set(candidates):
         return None
-    ordered = {name: float(times[name]) for name in candidates}
-    return Choice(problem, preferred(ordered), ordered)
+    return {candidate: float(times[candidate]) for candidate in candidates}
 
 
-def _read() -> dict[str, Any]:
-    try:
-        found = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _remember(choice: Choice) -> None:
-    """Add a choice to the file; a cache that cannot be written only costs time."""
-    path = _file()
+def remember(name: str, times_s: Mapping[str, float], kind: str = "") -> None:
+    """Add what was measured to the file; a cache that cannot be written only costs time."""
+    path = _file(kind)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {**_read(), _name(choice.problem): dict(choice.times_s)}
+        content = {**_read(kind), name: dict(times_s)}
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump(content, file, indent=1)
         Path(file.name).replace(path)
     except OSError:
         return
+
+
+def _read(kind: str) -> dict[str, Any]:
+    try:
+        found = json.loads(_file(kind).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _name(problem: Problem) -> str:
